@@ -1,0 +1,106 @@
+"""The sink: one module-level window per process that a model's eager outer loop records into."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from loopscope.errors import TraceError
+from loopscope.trace.point import TracePoint
+
+TraceSink = dict[int, TracePoint]
+"""What a closed window hands over: `unrolled_pos` → TracePoint."""
+
+OnError = Literal["record", "raise"]
+
+
+def _describe(point: TracePoint) -> str:
+    # Text only: a report that held the point would keep its tensors alive.
+    shape = "dense" if point.topk_idx is None else f"E={point.num_experts}, k={point.top_k}"
+    return f"{point.block}[loop_step={point.loop_step}, layer_idx={point.layer_idx}] ({shape})"
+
+
+class TraceWindow(dict[int, TracePoint]):
+    """The dict of one window, with what went wrong in it."""
+
+    __slots__ = ("faults",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.faults: list[str] = []
+        """One line per visit that was recorded more than once, naming both points; text, no tensor."""
+
+
+class ActiveTraceSink:
+    """Collects TracePoints between `arm()` and `disarm()`.
+
+    It is one object per process (`ACTIVE_TRACE_SINK`) because FSDP2 rebuilds containers that are passed as
+    keyword arguments at every sharded block: writes into a dict that was handed down are lost silently.
+
+    The window is open for the forward only. It closes before backward, so that activation recompute never
+    records. `record()` never raises: it runs inside a model's forward, where an exception on one rank would
+    hang the others. A fault is kept as text and reported by `disarm()`.
+    """
+
+    __slots__ = ("_window",)
+
+    def __init__(self) -> None:
+        self._window: TraceWindow | None = None
+
+    @property
+    def armed(self) -> bool:
+        """True between `arm()` and `disarm()`."""
+        return self._window is not None
+
+    def arm(self) -> TraceWindow:
+        """Open a window and return its dict.
+
+        Raises:
+            TraceError: a window is already open.
+        """
+        if self._window is not None:
+            raise TraceError(
+                f"the trace sink is already armed and holds {len(self._window)} visit(s); expected it disarmed. "
+                "Call ACTIVE_TRACE_SINK.disarm() in a `finally` before arming it again; a probe must not run "
+                "inside a traced training forward."
+            )
+        self._window = TraceWindow()
+        return self._window
+
+    def record(self, point: TracePoint) -> None:
+        """Add a visit to the open window; without one, drop it. Never raises.
+
+        The first point of a position is kept; a second one is noted in the window's `faults`.
+        """
+        window = self._window
+        if window is None:
+            return
+        first = window.setdefault(point.unrolled_pos, point)
+        if first is not point:
+            window.faults.append(
+                f"unrolled_pos {point.unrolled_pos} recorded by {_describe(first)} and again by {_describe(point)}"
+            )
+
+    def disarm(self, *, on_error: OnError = "record") -> TraceWindow | None:
+        """Close the window and hand its dict back; None where none was open.
+
+        Args:
+            on_error: "record" keeps the first point of a position that was recorded twice and leaves the fault
+                in the window's `faults` for the collector to count; "raise" raises it.
+
+        Raises:
+            TraceError: under "raise", where a position was recorded twice. The window is closed and emptied.
+        """
+        window, self._window = self._window, None
+        if window is not None and window.faults and on_error == "raise":
+            window.clear()
+            raise TraceError(
+                "a visit was recorded more than once in one window: "
+                + "; ".join(window.faults)
+                + ". Expected one record per unrolled_pos and microbatch. Count depth with unrolled_position(), "
+                "and arm the sink once per forward, closing it before backward so that recompute cannot record."
+            )
+        return window
+
+
+ACTIVE_TRACE_SINK = ActiveTraceSink()
+"""The one sink of this process."""
