@@ -48,7 +48,7 @@ def _shuffle_key(name: str) -> str:
 def stdlib_files(max_bytes: int = STDLIB_MAX_BYTES, root: Path | None = None) -> list[SourceFile]:
     """The Python standard library's sources (with their docstrings), without tests and installed packages.
 
-    Files come in a fixed mixed order until `max_bytes` (UTF-8) are reached; the same Python gives the same list.
+    Files come in a fixed mixed order until `max_bytes` are reached; the same Python gives the same list.
 
     Raises:
         ConfigError: this Python has no readable sources.
@@ -78,8 +78,8 @@ def stdlib_files(max_bytes: int = STDLIB_MAX_BYTES, root: Path | None = None) ->
         size += len(raw)
     if not found:
         raise ConfigError(
-            f"the Python standard library at {root} holds no readable .py source; expected the sources that come "
-            "with Python. Give a text of your own with --text PATH (a file or a folder)."
+            f"the Python standard library at {root} holds no readable .py source; expected the sources that "
+            "come with Python. Give a text of your own with --text PATH (a file or a folder)."
         )
     return found
 
@@ -111,25 +111,26 @@ def user_files(path: Path) -> list[SourceFile]:
             text = full.read_bytes().decode("utf-8-sig")
         except OSError as error:
             raise ConfigError(
-                f"--text {path}: cannot read {full} ({error.strerror or error}). Make it readable, or leave it out."
+                f"--text {path}: cannot read {full} ({error.strerror or error}); expected a "
+                "readable text file. Change its permissions, or move it out of the folder."
             ) from None
         except UnicodeDecodeError as error:
             raise ConfigError(
-                f"--text {path}: {full} is not UTF-8 text (byte {error.start}: {error.reason}); expected only text "
-                "files there. Convert it to UTF-8, or move it out of the folder."
+                f"--text {path}: {full} is not UTF-8 text (byte {error.start}: {error.reason}); expected only "
+                "text files there. Convert it to UTF-8, or move it out of the folder."
             ) from None
         if "\0" in text:
             raise ConfigError(
-                f"--text {path}: {full} holds NUL bytes, so it is no text; expected UTF-8 text. Move it out of the "
-                "folder."
+                f"--text {path}: {full} holds NUL bytes, so it is no text; expected UTF-8 text. Move it "
+                "out of the folder."
             )
         if text.strip():
             found.append(SourceFile(path=full, name=name, text=text))
     chars = sum(len(file.text) for file in found)
     if chars < MIN_CHARS:
         raise ConfigError(
-            f"--text {path} holds {chars} characters of text in {len(found)} non-empty file(s); expected at least "
-            f"{MIN_CHARS}. Give a longer text; without --text the Python standard library's sources are used."
+            f"--text {path} holds {chars} characters of text in {len(found)} non-empty file(s); expected "
+            f"at least {MIN_CHARS}. Give a longer text; without --text the Python standard library's sources are used."
         )
     return found
 
@@ -157,8 +158,8 @@ def split_text(text: str, max_chars: int) -> list[str]:
 def documents(files: list[SourceFile]) -> Iterator[tuple[str, str]]:
     """(name, text) of every document, in the order of training.
 
-    A short text is cut finer, so that each of several ranks still gets a share: a rank without a document would
-    wait for its first batch forever.
+    A short text is cut finer, so that each of several ranks still gets a share: a rank without a document
+    would wait for its first batch forever.
     """
     total = sum(len(file.text) for file in files)
     size = max(64, min(MAX_DOCUMENT_CHARS, total // _TARGET_DOCUMENTS))
