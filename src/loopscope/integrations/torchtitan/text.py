@@ -69,8 +69,8 @@ def prepare_text(text: Path | None, cache_dir: Path, vocab_size: int) -> Prepare
     """
     if vocab_size < MIN_VOCAB_SIZE:
         raise ConfigError(
-            f"vocab_size is {vocab_size}, expected >= {MIN_VOCAB_SIZE} (256 bytes and the markers {BOS_TOKEN} "
-            f"and {EOS_TOKEN}). Take a larger vocabulary."
+            f"vocab_size is {vocab_size}, expected >= {MIN_VOCAB_SIZE} (256 bytes and the markers "
+            f"{BOS_TOKEN} and {EOS_TOKEN}). Take a larger vocabulary."
         )
     files = stdlib_files() if text is None else user_files(text)
     source = "Python standard library" if text is None else str(text)

@@ -116,8 +116,8 @@ def user_files(path: Path) -> list[SourceFile]:
             ) from None
         except UnicodeDecodeError as error:
             raise ConfigError(
-                f"--text {path}: {full} is not UTF-8 text (byte {error.start}: {error.reason}); expected only "
-                "text files there. Convert it to UTF-8, or move it out of the folder."
+                f"--text {path}: {full} is not UTF-8 text (byte {error.start}: {error.reason}); expected "
+                "only text files there. Convert it to UTF-8, or move it out of the folder."
             ) from None
         if "\0" in text:
             raise ConfigError(
@@ -130,7 +130,7 @@ def user_files(path: Path) -> list[SourceFile]:
     if chars < MIN_CHARS:
         raise ConfigError(
             f"--text {path} holds {chars} characters of text in {len(found)} non-empty file(s); expected "
-            f"at least {MIN_CHARS}. Give a longer text; without --text the Python standard library's sources are used."
+            f"at least {MIN_CHARS}. Give a longer text, or none for the Python standard library's sources."
         )
     return found
 
