@@ -1,0 +1,111 @@
+"""Builds the manifest of a corpus: `python -m loopscope.probe.build FOLDER [--description TEXT]`.
+
+The first folder of a document's path is its domain.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from loopscope.errors import LoopscopeError, ProbeError
+from loopscope.probe.manifest import (
+    MANIFEST_FILE,
+    MANIFEST_VERSION,
+    CorpusManifest,
+    DocumentEntry,
+    write_manifest,
+)
+from loopscope.probe.repetition import BUCKET_EDGES, bucket_of, repetition_rate
+
+MIN_CHARS = 600
+"""A document shorter than this gives too few tokens to be cut to a common length."""
+
+
+def build_manifest(folder: Path, *, licence: str, description: str) -> CorpusManifest:
+    """Hash and measure every `<domain>/**/*.txt` below `folder`.
+
+    Args:
+        folder: the corpus; its own name becomes the corpus's.
+        licence: SPDX identifier that holds for every document.
+        description: one line for people.
+
+    Raises:
+        ProbeError: a document is too short, not UTF-8, or lies in no domain folder; or there is none.
+    """
+    entries = []
+    for path in sorted(folder.rglob("*.txt")):
+        relative = path.relative_to(folder)
+        if len(relative.parts) < 2:
+            raise ProbeError(
+                f"{path} lies in no domain folder, expected {folder}/<domain>/{path.name}. Move it."
+            )
+        raw = path.read_bytes()
+        try:
+            text = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ProbeError(
+                f"{path} is not UTF-8 (byte {error.start}), expected UTF-8. Convert it."
+            ) from None
+        if len(text) < MIN_CHARS:
+            raise ProbeError(
+                f"{path} has {len(text)} characters, expected at least {MIN_CHARS}. Lengthen it."
+            )
+        rate = round(repetition_rate(text), 4)
+        entries.append(
+            DocumentEntry(
+                file=relative.as_posix(),
+                sha256=hashlib.sha256(raw).hexdigest(),
+                domain=relative.parts[0],
+                licence=licence,
+                repetition_rate=rate,
+                repetition_bucket=bucket_of(rate),
+            )
+        )
+    if not entries:
+        raise ProbeError(f"{folder} holds no document, expected files {folder}/<domain>/*.txt. Add some.")
+    return CorpusManifest(
+        version=MANIFEST_VERSION,
+        name=folder.resolve().name,
+        description=description,
+        bucket_edges=BUCKET_EDGES,
+        documents=tuple(entries),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildCorpus:
+    """Write the manifest of a new corpus; an existing one is never overwritten."""
+
+    folder: Path
+    """Folder with <domain>/*.txt."""
+    licence: str
+    """SPDX identifier of the licence of every document, such as CC0-1.0."""
+    description: str
+    """One line that says what the corpus is."""
+
+    def run(self) -> int:
+        """Build; 0 when written, 2 when the folder does not fit."""
+        if (self.folder / MANIFEST_FILE).exists():
+            print(
+                f"{self.folder / MANIFEST_FILE} exists already; expected a new corpus, since a published "
+                "one never changes. Choose another folder, or remove the manifest of an unpublished corpus.",
+                file=sys.stderr,
+            )
+            return 2
+        try:
+            manifest = build_manifest(self.folder, licence=self.licence, description=self.description)
+        except LoopscopeError as error:
+            print(error, file=sys.stderr)
+            return 2
+        path = write_manifest(manifest, self.folder)
+        print(f"{path}: {len(manifest.documents)} documents")
+        return 0
+
+
+if __name__ == "__main__":
+    import tyro
+
+    sys.exit(tyro.cli(BuildCorpus).run())
