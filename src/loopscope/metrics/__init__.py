@@ -1,0 +1,44 @@
+"""Pure reductions: tensors in, partial sums and values out. The single definition of every metric.
+
+Device phase: `reduce_visit`, `reduce_pair` give two float64 vectors laid out by `visit_layout`, `pair_layout`; they
+merge over microbatches and ranks by + and max. Host phase: `finish_visit`, `finish_pair` give the columns.
+"""
+
+from loopscope.metrics.faults import Fault
+from loopscope.metrics.finish import FinishedPair, FinishedVisit, finish_pair, finish_visit, raise_fatal
+from loopscope.metrics.layout import PAIR_KINDS, Layout, pair_layout, visit_layout
+from loopscope.metrics.loss import CLOSURE_TOLERANCE, FinishedLoss, finish_loss
+from loopscope.metrics.metric import Metric
+from loopscope.metrics.partials import EMPTY, POISON
+from loopscope.metrics.reduce import Reduced, empty_reduced, reduce_pair, reduce_visit, seal_rank
+from loopscope.metrics.registry import REGISTRY
+from loopscope.metrics.tensors import PairTensors, VisitTensors, check_pair, check_visit
+
+__all__ = [
+    "CLOSURE_TOLERANCE",
+    "EMPTY",
+    "PAIR_KINDS",
+    "POISON",
+    "REGISTRY",
+    "Fault",
+    "FinishedLoss",
+    "FinishedPair",
+    "FinishedVisit",
+    "Layout",
+    "Metric",
+    "PairTensors",
+    "Reduced",
+    "VisitTensors",
+    "check_pair",
+    "check_visit",
+    "empty_reduced",
+    "finish_loss",
+    "finish_pair",
+    "finish_visit",
+    "pair_layout",
+    "raise_fatal",
+    "reduce_pair",
+    "reduce_visit",
+    "seal_rank",
+    "visit_layout",
+]

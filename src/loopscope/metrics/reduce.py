@@ -1,0 +1,109 @@
+"""Device phase: raw tensors → two float64 vectors of partial sums. No value is read back from the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from loopscope.metrics.context import PairContext, VisitContext
+from loopscope.metrics.layout import Layout
+from loopscope.metrics.metric import Family
+from loopscope.metrics.partials import EMPTY, POISON
+from loopscope.metrics.registry import pair_families, visit_families
+from loopscope.metrics.tensors import PairTensors, VisitTensors, check_pair, check_visit
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reduced:
+    """Partial vectors of one visit or pair, own storage, no graph.
+
+    Over microbatches, and later ranks, `sums` merge by addition and `maxima` by maximum, entry by entry. Both
+    are finite: `POISON` stands for a value that was not, `EMPTY` for the maximum over nothing.
+    """
+
+    sums: Float[Tensor, "n_sum"]
+    maxima: Float[Tensor, "n_max"]
+
+    def merged(self, other: Reduced) -> Reduced:
+        """Both together; the layouts must be the same."""
+        return Reduced(self.sums + other.sums, torch.maximum(self.maxima, other.maxima))
+
+
+def empty_reduced(layout: Layout, device: torch.device | str = "cpu") -> Reduced:
+    """The identity of `Reduced.merged`: what a rank or microbatch contributes that saw nothing."""
+    return Reduced(
+        torch.zeros(layout.n_sum, dtype=torch.float64, device=device),
+        torch.full((layout.n_max,), EMPTY, dtype=torch.float64, device=device),
+    )
+
+
+@torch.no_grad()
+def reduce_visit(tensors: VisitTensors, valid: Bool[Tensor, "B S"] | None, layout: Layout) -> Reduced:
+    """Partial sums and maxima of one visit in one microbatch, on the device of the input.
+
+    Args:
+        tensors: the raw tensors of the visit.
+        valid: [B, S], True for tokens that count; None for all. Tokens that do not count may hold anything.
+        layout: `visit_layout(E, k)` of this visit.
+
+    Raises:
+        MetricInputError: what `check_visit` raises.
+    """
+    check_visit(tensors, valid, layout.num_experts, layout.top_k)
+    context = VisitContext(tensors, valid, layout.num_experts, layout.top_k)
+    return _pack(visit_families(layout.num_experts), context, layout)
+
+
+@torch.no_grad()
+def reduce_pair(tensors: PairTensors, valid: Bool[Tensor, "B S"] | None, layout: Layout) -> Reduced:
+    """Partial sums of one transition in one microbatch, on the device of the input.
+
+    Args:
+        tensors: residuals of both visits; of the loop step before them for `step_boundary`; the chosen experts of
+            both where they are visits of one physical layer.
+        valid: [B, S], True for tokens that count; None for all.
+        layout: `pair_layout(...)` of this transition.
+
+    Raises:
+        MetricInputError: what `check_pair` raises.
+    """
+    check_pair(tensors, valid)
+    context = PairContext(tensors, valid, layout.num_experts, layout.top_k)
+    return _pack(pair_families(layout.kind, layout.same_layer, layout.num_experts), context, layout)
+
+
+def _pack(families: Iterable[Family[Any]], context: object, layout: Layout) -> Reduced:
+    parts: dict[str, Tensor] = {}
+    for family in families:
+        if family.partial is not None:
+            parts.update(family.partial(context))
+    sums = torch.cat([parts[name].double().reshape(-1) for name in layout.sum_slices])
+    poison = torch.full((), POISON, dtype=torch.float64, device=sums.device)
+    sums = torch.where(sums.isfinite(), sums, poison)
+    if not layout.max_slices:
+        return Reduced(sums, sums.new_zeros(0))
+    maxima = torch.cat([parts[name].double().reshape(-1) for name in layout.max_slices])
+    return Reduced(sums, torch.where(maxima.isfinite(), maxima, poison))
+
+
+@torch.no_grad()
+def seal_rank(layout: Layout, reduced: Reduced) -> Reduced:
+    """Fill in what belongs to a rank as a whole (its own MaxVio), after its microbatches are merged.
+
+    Called before vectors are merged over ranks; without it the finish takes the only rank's value. No sync.
+    """
+    if "maxvio_rank" not in layout.max_slices:
+        return reduced
+    count_E = reduced.sums[layout.sum_slices["count"]]
+    total = count_E.sum()
+    violation = layout.num_experts * count_E.max() / total.clamp(min=1.0) - 1.0
+    maxima = reduced.maxima.clone()
+    maxima[layout.max_slices["maxvio_rank"]] = torch.where(
+        total > 0, violation, torch.full_like(total, EMPTY)
+    )
+    return Reduced(reduced.sums, maxima)

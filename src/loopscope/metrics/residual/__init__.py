@@ -1,0 +1,1 @@
+"""Metrics of the `residual` table, one family per file."""

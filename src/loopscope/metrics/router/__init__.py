@@ -1,0 +1,1 @@
+"""Metrics of the `router` table, one family per file."""

@@ -1,0 +1,50 @@
+"""Counters that say whether the input is what the contract promises; `faults` judges them. No column."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loopscope.metrics.context import VisitContext
+from loopscope.metrics.metric import Family, Slot
+from loopscope.metrics.partials import Partials
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """How far a sum of probabilities in this type may be from 1: 1e-4, and 1e-2 for half types."""
+    return 1e-2 if dtype in _HALF else 1e-4
+
+
+def _partial(c: VisitContext) -> Mapping[str, Tensor]:
+    logits, weights = c.tensors.router_logits, c.tensors.topk_weights
+    assert logits is not None
+    assert weights is not None
+    logits_NE = c.logits_NE
+    in_unit_N = (logits_NE.amin(-1) >= 0) & (logits_NE.amax(-1) <= 1)
+    sums_to_one_N = (logits_NE.sum(-1) - 1).abs() <= tolerance(logits.dtype)
+    # Weights may have been computed in a wider type than the probabilities; a half type anywhere rounds them.
+    off_N = (c.weights_NK.sum(-1) - 1).abs() > tolerance(weights.dtype)
+    outside_NK = ~c.in_range_NK
+    return {
+        "prob_like": c.total((in_unit_N & sums_to_one_N).float()),
+        "bad_weights": c.total(off_N.float()),
+        "bad_index": c.total(outside_NK.sum(-1)),
+    }
+
+
+def _finish(p: Partials) -> Mapping[str, Any]:
+    return {}
+
+
+FAMILY: Family[VisitContext] = Family(
+    metrics=(),
+    sums=(Slot("prob_like"), Slot("bad_weights"), Slot("bad_index")),
+    partial=_partial,
+    finish=_finish,
+)
+"""Guards."""

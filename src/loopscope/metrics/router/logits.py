@@ -1,0 +1,92 @@
+"""Size of the logits, and how many router entries are not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from loopscope.metrics.context import VisitContext
+from loopscope.metrics.metric import Family, Metric, Slot
+from loopscope.metrics.partials import Partials
+
+
+def _bad_N(x: Tensor) -> Tensor:
+    return (~x.isfinite()).sum(-1)
+
+
+def _partial(c: VisitContext) -> Mapping[str, Tensor]:
+    bad_logits_N = _bad_N(c.logits_NE)
+    bad_probs_N = _bad_N(c.probs_NE)
+    bad_weights_N = _bad_N(c.weights_NK)
+    given = c.tensors.selection_scores is not None
+    bad_scores_N = _bad_N(c.scores_NE) if given else bad_logits_N
+    derived_N = bad_probs_N + bad_weights_N + (bad_scores_N if given else torch.zeros_like(bad_scores_N))
+    return {
+        "logit_sq": c.total(c.logits_NE.square().mean(-1)),
+        "logit_abs_max": c.highest(c.logits_NE.abs().amax(-1)),
+        "nonfinite_router_logits": c.total(bad_logits_N),
+        "nonfinite_router_probs": c.total(bad_probs_N),
+        "nonfinite_topk_weights": c.total(bad_weights_N),
+        "nonfinite_choice_scores": c.total(bad_scores_N),
+        # What a token's non-finite logit makes of its probabilities and weights is not a fault of its own.
+        "nonfinite_entries": c.total(torch.where(bad_logits_N > 0, bad_logits_N, derived_N)),
+    }
+
+
+def _finish(p: Partials) -> Mapping[str, Any]:
+    return {
+        "logit_rms": np.sqrt(p.mean("logit_sq")),
+        "logit_abs_max": p.number("logit_abs_max"),
+        "nonfinite_count": p.number("nonfinite_entries"),
+    }
+
+
+def _metric(name: str, formula: str, merge: str) -> Metric:
+    return Metric(
+        name=name,
+        table="router",
+        kind="float64",
+        formula=formula,
+        unit="logit",
+        needs=("router_logits",),
+        merge=merge,
+        source="definition",
+        null_rule="non-finite logit: nonfinite; no valid token: absent",
+    )
+
+
+FAMILY: Family[VisitContext] = Family(
+    metrics=(
+        _metric("logit_rms", "sqrt(mean over tokens and experts of logit²)", "sum"),
+        _metric("logit_abs_max", "max |logit|", "max"),
+        Metric(
+            name="nonfinite_count",
+            table="router",
+            kind="int64",
+            formula="non-finite logits; in tokens whose logits are finite, non-finite probabilities, weights and "
+            "selection scores",
+            unit="entries",
+            needs=(),
+            merge="sum",
+            source="definition",
+            null_rule="never; 0 where there is no valid token",
+            empty_is_value=True,
+        ),
+    ),
+    sums=(
+        Slot("logit_sq"),
+        Slot("nonfinite_router_logits"),
+        Slot("nonfinite_router_probs"),
+        Slot("nonfinite_topk_weights"),
+        Slot("nonfinite_choice_scores"),
+        Slot("nonfinite_entries"),
+    ),
+    maxima=(Slot("logit_abs_max"),),
+    partial=_partial,
+    finish=_finish,
+)
+"""Logits and non-finite entries."""

@@ -1,0 +1,1 @@
+"""Metrics of the `transition` table, one family per file."""
