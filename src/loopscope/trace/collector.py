@@ -22,7 +22,7 @@ class LoopTraceCollector(Protocol):
     def on_metrics_step(
         self, step: int, loss: LossComponents, grad_norm: float | None = None, lr: float | None = None
     ) -> dict[str, float]:
-        """One call per optimizer step, in step order; it may come some steps late, with the step it belongs to.
+        """One call per optimizer step, in step order; it may come some steps late, naming its own step.
 
         `grad_norm` and `lr` are None where they are not known, never guessed.
         """

@@ -69,7 +69,7 @@ class TracePoint:
     """How scores come from logits."""
     selection_scores: Float[Tensor, "B S E"] | None = None
     """The scores that decided the choice, where a bias was added."""
-    expert_bias: Float[Tensor, "E"] | None = None
+    expert_bias: Float[Tensor, " E"] | None = None
     """The bias that was added to the scores, one per expert."""
 
     @property
@@ -128,17 +128,20 @@ class TraceMeta:
             accepted = " or ".join(repr(name) for name in ACCEPTED_LOOP_AXIS_PROVENANCES)
             raise TraceError(
                 f"TraceMeta.loop_axis_provenance is {self.loop_axis_provenance!r}, expected {accepted}. "
-                "It states that the loop itself counted loop_step; a loop index recovered by reshaping a flat "
+                "It states that the loop itself counted loop_step; a loop index recovered by reshaping a "
+                "flat "
                 "layer axis cannot be trusted. Count in the loop and use LOOP_AXIS_PROVENANCE."
             )
         if self.router_logits_are_presoftmax is not True:
             raise TraceError(
-                f"TraceMeta.router_logits_are_presoftmax is {self.router_logits_are_presoftmax!r}, expected True. "
+                f"TraceMeta.router_logits_are_presoftmax is {self.router_logits_are_presoftmax!r}, expected "
+                "True. "
                 "Record the router's raw output, before softmax or sigmoid."
             )
         if self.num_stacks < 1 or self.num_layers_in_stack < 1:
             raise TraceError(
-                f"TraceMeta has num_stacks={self.num_stacks}, num_layers_in_stack={self.num_layers_in_stack}, "
+                f"TraceMeta has num_stacks={self.num_stacks}, "
+                f"num_layers_in_stack={self.num_layers_in_stack}, "
                 "expected both >= 1. num_stacks is R and num_layers_in_stack is L of the step being traced."
             )
 

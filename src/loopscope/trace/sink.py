@@ -59,7 +59,8 @@ class ActiveTraceSink:
         """
         if self._window is not None:
             raise TraceError(
-                f"the trace sink is already armed and holds {len(self._window)} visit(s); expected it disarmed. "
+                f"the trace sink is already armed and holds {len(self._window)} visit(s); expected it "
+                "disarmed. "
                 "Call ACTIVE_TRACE_SINK.disarm() in a `finally` before arming it again; a probe must not run "
                 "inside a traced training forward."
             )
@@ -77,15 +78,16 @@ class ActiveTraceSink:
         first = window.setdefault(point.unrolled_pos, point)
         if first is not point:
             window.faults.append(
-                f"unrolled_pos {point.unrolled_pos} recorded by {_describe(first)} and again by {_describe(point)}"
+                f"unrolled_pos {point.unrolled_pos} recorded by {_describe(first)} and again by "
+                f"{_describe(point)}"
             )
 
     def disarm(self, *, on_error: OnError = "record") -> TraceWindow | None:
         """Close the window and hand its dict back; None where none was open.
 
         Args:
-            on_error: "record" keeps the first point of a position that was recorded twice and leaves the fault
-                in the window's `faults` for the collector to count; "raise" raises it.
+            on_error: "record" keeps the first point of a position that was recorded twice and leaves the
+                fault in the window's `faults` for the collector to count; "raise" raises it.
 
         Raises:
             TraceError: under "raise", where a position was recorded twice. The window is closed and emptied.
@@ -96,8 +98,10 @@ class ActiveTraceSink:
             raise TraceError(
                 "a visit was recorded more than once in one window: "
                 + "; ".join(window.faults)
-                + ". Expected one record per unrolled_pos and microbatch. Count depth with unrolled_position(), "
-                "and arm the sink once per forward, closing it before backward so that recompute cannot record."
+                + ". Expected one record per unrolled_pos and microbatch. Count depth with "
+                "unrolled_position(), "
+                "and arm the sink once per forward, closing it before backward so that recompute cannot "
+                "record."
             )
         return window
 

@@ -1,0 +1,74 @@
+"""Derived tensors that keep an autograd graph: a leak that no weak reference to a trace tensor can see.
+
+A result such as ``logits.exp()`` saves only itself, so neither the input's object nor its storage stays
+alive, while everything that the input was computed from does.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from loopscope.trace.leak_holders import holders_of_object_now
+
+GraphMark = tuple[str, int]
+"""Name and creation number of a graph node; identifies it without holding it."""
+
+
+def graph_mark(tensor: Tensor) -> GraphMark | None:
+    """Where `tensor` hangs in an autograd graph, as text and number; None for a detached one or a leaf."""
+    return None if tensor.grad_fn is None else _mark(tensor.grad_fn)
+
+
+def new_graphs(since: int) -> list[str]:
+    """One line per live tensor with a graph whose node was created at number `since` or later."""
+    found = [tensor for tensor in _with_graph() if _number(tensor.grad_fn) >= since]
+    return _describe(found)
+
+
+def derived_graphs(marks: set[GraphMark]) -> list[str]:
+    """One line per live tensor whose graph runs through one of the nodes `marks`."""
+    if not marks:
+        return []
+    found = [tensor for tensor in _with_graph() if _reaches(tensor.grad_fn, marks)]
+    return _describe(found)
+
+
+def _with_graph() -> Iterator[Tensor]:
+    # issubclass on type(): isinstance() would run the __class__ of lazy proxies.
+    for thing in gc.get_objects():
+        if issubclass(type(thing), Tensor) and thing.grad_fn is not None:
+            yield thing
+
+
+def _reaches(node: Any, marks: set[GraphMark]) -> bool:
+    seen: set[GraphMark] = set()
+    waiting = [node]
+    while waiting:
+        mark = _mark(node := waiting.pop())
+        if mark in marks:
+            return True
+        if mark not in seen:
+            seen.add(mark)
+            waiting.extend(following for following, _ in node.next_functions if following is not None)
+    return False
+
+
+def _mark(node: Any) -> GraphMark:
+    return (str(node.name()), _number(node))
+
+
+def _number(node: Any) -> int:
+    return int(node._sequence_nr())
+
+
+def _describe(found: list[Tensor]) -> list[str]:
+    hidden = frozenset({id(found)})
+    return [
+        f"a derived tensor {list(tensor.shape)} that carries a graph ({_mark(tensor.grad_fn)[0]})"
+        f"{holders_of_object_now(tensor, hidden)}"
+        for tensor in found
+    ]
