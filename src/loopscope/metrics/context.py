@@ -1,7 +1,8 @@
+# ruff: noqa: N802 (shape suffixes on the names of tensors)
 """What the partial sums of one visit, or of one pair of visits, share: each intermediate is computed once.
 
-Nothing here reads a value back from the device. Tensors are flattened to N = B·S tokens and widened to float32
-(float64 stays). A token that is not valid may hold NaN: it is dropped with `where`, never by multiplication.
+Nothing here reads a value back from the device. Tensors are flattened to N = B·S tokens and widened to
+float32 (float64 stays). A token that is not valid may hold NaN: it is dropped with `where`, never by multiplication.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class _Masked:
     """Reductions over the valid tokens."""
 
     def __init__(self, valid: Tensor | None, num_tokens: int, device: torch.device) -> None:
-        self.valid_N: Bool[Tensor, "N"] | None = None if valid is None else valid.reshape(-1)
+        self.valid_N: Bool[Tensor, " N"] | None = None if valid is None else valid.reshape(-1)
         self._num_tokens = num_tokens
         self._device = device
 
@@ -49,7 +50,7 @@ class _Masked:
         return self.keep(x).double().sum()
 
     def highest(self, x: Tensor) -> Tensor:
-        """Maximum over valid tokens of a value per token: [N] → float64 scalar, `EMPTY` where there is none."""
+        """Maximum over valid tokens of a value per token: [N] → float64 scalar; `EMPTY` without any."""
         if self.valid_N is None:
             return x.amax().double()
         low = (
@@ -121,17 +122,17 @@ class VisitContext(_Masked):
         return self.in_range_NK if self.valid_N is None else self.in_range_NK & self.valid_N[:, None]
 
     @cached_property
-    def count_E(self) -> Int[Tensor, "E"]:
+    def count_E(self) -> Int[Tensor, " E"]:
         """Assignments per expert, c_e."""
         return self.scatter(self.counted_NK.long())
 
-    def scatter(self, x_NK: Int[Tensor, "N k"]) -> Int[Tensor, "E"]:
+    def scatter(self, x_NK: Int[Tensor, "N k"]) -> Int[Tensor, " E"]:
         """Σ of an integer per assignment, per expert. Integer addition gives the same bits in any order."""
         zero = torch.zeros(self.num_experts, dtype=torch.int64, device=x_NK.device)
         return zero.scatter_add(0, self.idx_NK.reshape(-1), x_NK.reshape(-1))
 
     @cached_property
-    def prob_sum_E(self) -> Float[Tensor, "E"]:
+    def prob_sum_E(self) -> Float[Tensor, " E"]:
         """Σ_t p_te."""
         return self.per_expert(self.probs_NE)
 
@@ -146,12 +147,12 @@ class VisitContext(_Masked):
         return widen(self.tensors.residual)
 
     @cached_property
-    def square_N(self) -> Float[Tensor, "N"]:
+    def square_N(self) -> Float[Tensor, " N"]:
         """‖h_t‖²."""
         return self.residual_ND.square().sum(-1)
 
     @cached_property
-    def norm_N(self) -> Float[Tensor, "N"]:
+    def norm_N(self) -> Float[Tensor, " N"]:
         """‖h_t‖."""
         return self.square_N.sqrt()
 
@@ -182,16 +183,16 @@ class PairContext(_Masked):
         return self.to_ND - self.from_ND
 
     @cached_property
-    def delta_norm_N(self) -> Float[Tensor, "N"]:
+    def delta_norm_N(self) -> Float[Tensor, " N"]:
         """‖D‖."""
         return self.delta_ND.square().sum(-1).sqrt()
 
     @cached_property
-    def from_norm_N(self) -> Float[Tensor, "N"]:
+    def from_norm_N(self) -> Float[Tensor, " N"]:
         """‖h_from‖."""
         return self.from_ND.square().sum(-1).sqrt()
 
     @cached_property
-    def to_norm_N(self) -> Float[Tensor, "N"]:
+    def to_norm_N(self) -> Float[Tensor, " N"]:
         """‖h_to‖."""
         return self.to_ND.square().sum(-1).sqrt()

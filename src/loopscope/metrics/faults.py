@@ -36,8 +36,8 @@ def visit_faults(partials: Partials) -> list[Fault]:
                 Fault(
                     "probabilities_as_logits",
                     tokens,
-                    f"router_logits hold probabilities: every one of {tokens} rows lies in [0, 1] and sums to 1; "
-                    "expected raw router outputs. Record the logits before the softmax (or sigmoid).",
+                    f"router_logits hold probabilities: every one of {tokens} rows lies in [0, 1] and sums "
+                    "to 1; expected raw router outputs. Record the logits before the softmax (or sigmoid).",
                     fatal=True,
                 )
             )
@@ -47,8 +47,9 @@ def visit_faults(partials: Partials) -> list[Fault]:
                 Fault(
                     "index_out_of_range",
                     bad_index,
-                    f"topk_idx has {bad_index} entries outside [0, {partials.num_experts}), expected expert indices "
-                    "of this layer. Check that num_experts is this layer's own and that indices are not global.",
+                    f"topk_idx has {bad_index} entries outside [0, {partials.num_experts}), expected expert "
+                    "indices of this layer. Check that num_experts is this layer's own, and that indices are not "
+                    "global.",
                     fatal=True,
                 )
             )
@@ -58,8 +59,9 @@ def visit_faults(partials: Partials) -> list[Fault]:
                 Fault(
                     "weights_not_normalised",
                     bad_weights,
-                    f"topk_weights of {bad_weights} of {tokens} tokens do not sum to 1; expected combine weights "
-                    "renormalised over the chosen experts. Record them after renormalisation, before any scaling.",
+                    f"topk_weights of {bad_weights} of {tokens} tokens do not sum to 1; expected combine "
+                    "weights renormalised over the chosen experts. Record them after renormalisation, before "
+                    "any scaling.",
                     fatal=False,
                 )
             )

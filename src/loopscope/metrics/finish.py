@@ -1,4 +1,4 @@
-"""Host phase: merged partial vectors → the columns of a row, with a reason for every null, and what was wrong."""
+"""Host phase: merged partial vectors → columns of a row, a reason for every null, and what was wrong."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def _fill(families: Iterable[Family[Any]], partials: Partials, tables: Mapping[s
 
 
 def settle(metric: Metric, value: Any, partials: Partials) -> tuple[Value, str | None]:
-    """The plain value of a column, or None with its reason: absence first, then non-finite input, then no token."""
+    """Plain value of a column, or None with its reason: absence first, then non-finite input, then no token."""
     if isinstance(value, Null):
         return None, value.reason
     if any(partials.nonfinite(name) for name in metric.needs):
@@ -177,7 +177,7 @@ def to_plain(metric: Metric, value: Any) -> Value:
         number = float(value)
         if not math.isfinite(number):
             return None
-        return int(round(number)) if metric.kind == "int64" else number + 0.0
+        return round(number) if metric.kind == "int64" else number + 0.0
     array = np.asarray(value, dtype=np.float64)
     if not np.isfinite(array).all():
         return None

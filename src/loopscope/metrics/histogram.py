@@ -21,7 +21,7 @@ EDGES: NDArray[np.float64] = np.concatenate(
 """[NUM_BINS + 1] bin edges; bin i is [EDGES[i], EDGES[i+1])."""
 
 
-def histogram(diff_N: Float[Tensor, "N"], valid_N: Bool[Tensor, "N"] | None) -> Int[Tensor, "bins"]:
+def histogram(diff_N: Float[Tensor, " N"], valid_N: Bool[Tensor, " N"] | None) -> Int[Tensor, " bins"]:
     """Counts of non-negative differences per bin, valid tokens only; integer, hence deterministic."""
     position = torch.floor(2 * torch.log2(diff_N)) + _OFFSET
     bin_N = torch.nan_to_num(position, nan=0.0).clamp(0, NUM_BINS - 1).long()

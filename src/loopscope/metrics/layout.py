@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
@@ -64,7 +64,7 @@ def _layout(
     return Layout(num_experts, top_k, kind, same_layer, sums, maxima, n_sum, n_max)
 
 
-@lru_cache(maxsize=None)
+@cache
 def visit_layout(num_experts: int, top_k: int) -> Layout:
     """The layout of a visit with E experts of which k are chosen; both 0 for a dense visit.
 
@@ -75,12 +75,13 @@ def visit_layout(num_experts: int, top_k: int) -> Layout:
 
     if not (num_experts == top_k == 0 or 1 <= top_k <= num_experts):
         raise MetricInputError(
-            f"num_experts={num_experts}, top_k={top_k}: expected 1 <= top_k <= num_experts, or both 0 for a dense visit."
+            f"num_experts={num_experts}, top_k={top_k}: expected 1 <= top_k <= num_experts, or both 0 for a "
+            "dense visit. Take both from the layer's own tensors."
         )
     return _layout(visit_families(num_experts), num_experts, top_k, "visit", False)
 
 
-@lru_cache(maxsize=None)
+@cache
 def pair_layout(
     kind: str, same_layer: bool, from_experts_k: tuple[int, int], to_experts_k: tuple[int, int]
 ) -> Layout:
@@ -101,8 +102,8 @@ def pair_layout(
         raise MetricInputError(f"transition kind is {kind!r}, expected one of {', '.join(PAIR_KINDS)}.")
     if same_layer and from_experts_k != to_experts_k:
         raise MetricInputError(
-            f"one physical layer has (num_experts, top_k) = {from_experts_k} and {to_experts_k}; expected equal "
-            "values. Take both from the layer's own tensors, and check that layer_idx counts physical layers."
+            f"one physical layer has (num_experts, top_k) = {from_experts_k} and {to_experts_k}; expected "
+            "equal values. Take both from the layer's own tensors, and check that layer_idx counts physical layers."
         )
     num_experts, top_k = to_experts_k if same_layer else (0, 0)
     return _layout(pair_families(kind, same_layer, num_experts), num_experts, top_k, kind, same_layer)

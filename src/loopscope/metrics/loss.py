@@ -39,8 +39,8 @@ def finish_loss(
 ) -> FinishedLoss:
     """Columns of one optimizer step.
 
-    ``closure_error = total − (task + lb_factor·lb + z_factor·z + other)``. `total_loss` must come from the tensor
-    that backward ran on, its scaling undone; taken from the components the check would be a tautology.
+    ``closure_error = total − (task + lb_factor·lb + z_factor·z + other)``. `total_loss` must come from the
+    tensor that backward ran on, its scaling undone; taken from the components the check would be a tautology.
 
     >>> finish_loss(task_loss=2.0, lb_loss=1.5, lb_loss_factor=0.01, z_loss=0.0, z_loss_factor=0.0,
     ...             total_loss=2.03).closure_violated
@@ -77,8 +77,7 @@ def finish_loss(
     columns["nonfinite_fields"] = ",".join(bad) or None
     if not finite:
         nulls["closure_error"] = "nonfinite"
-    if not bad:
-        nulls["nonfinite_fields"] = "not_applicable"
+    # nonfinite_fields says that nothing was wrong by being null; that needs no reason.
     violated = finite and abs(closure) > CLOSURE_TOLERANCE * max(1.0, abs(total_loss))
     return FinishedLoss(columns, nulls, violated)
 
@@ -148,7 +147,7 @@ METRICS = (
         "names of the components that are not finite, comma-separated",
         "names",
         "union",
-        "all finite: not_applicable",
+        "null when all are finite",
         "string",
     ),
 )

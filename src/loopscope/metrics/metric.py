@@ -62,7 +62,7 @@ Context = TypeVar("Context")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family(Generic[Context]):
-    """A tight group of metrics that share partial sums: tensors → slots on the device, slots → values on the host.
+    """Metrics that share partial sums: tensors → slots on the device, slots → values on the host.
 
     `partial` must not read a value back from the device. `finish` works in NumPy float64 and may divide by
     zero or meet NaN: a value that is not finite becomes null.

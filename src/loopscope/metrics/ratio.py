@@ -11,8 +11,8 @@ TINY = 1e-12
 
 
 def safe_ratio(
-    numerator_N: Float[Tensor, "N"], denominator_N: Float[Tensor, "N"]
-) -> tuple[Float[Tensor, "N"], Bool[Tensor, "N"]]:
+    numerator_N: Float[Tensor, " N"], denominator_N: Float[Tensor, " N"]
+) -> tuple[Float[Tensor, " N"], Bool[Tensor, " N"]]:
     """Ratio per token, 0 where excluded, and which tokens are excluded. A NaN denominator stays NaN."""
     excluded_N = denominator_N < TINY
     one = torch.ones((), dtype=denominator_N.dtype, device=denominator_N.device)

@@ -26,8 +26,8 @@ class Reduced:
     are finite: `POISON` stands for a value that was not, `EMPTY` for the maximum over nothing.
     """
 
-    sums: Float[Tensor, "n_sum"]
-    maxima: Float[Tensor, "n_max"]
+    sums: Float[Tensor, " n_sum"]
+    maxima: Float[Tensor, " n_max"]
 
     def merged(self, other: Reduced) -> Reduced:
         """Both together; the layouts must be the same."""
@@ -64,8 +64,8 @@ def reduce_pair(tensors: PairTensors, valid: Bool[Tensor, "B S"] | None, layout:
     """Partial sums of one transition in one microbatch, on the device of the input.
 
     Args:
-        tensors: residuals of both visits; of the loop step before them for `step_boundary`; the chosen experts of
-            both where they are visits of one physical layer.
+        tensors: residuals of both visits; of the loop step before them for `step_boundary`; the chosen experts
+            of both where they are visits of one physical layer.
         valid: [B, S], True for tokens that count; None for all.
         layout: `pair_layout(...)` of this transition.
 

@@ -1,9 +1,9 @@
-"""Every metric loopscope computes. Adding one is one file with a `FAMILY`, one line here and one mirrored test."""
+"""Every metric loopscope computes. Adding one: a file with a `FAMILY`, a line here and a mirrored test."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -58,13 +58,13 @@ REGISTRY: Mapping[tuple[str, str], Metric] = MappingProxyType(
 """(table, column) → metric, in the order of the columns."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def visit_families(num_experts: int) -> tuple[Family[Any], ...]:
     """Families of a visit with E experts (0: dense), in the order of its partial vectors."""
     return (tokens.VISIT, *(ROUTER if num_experts else ()), *RESIDUAL)
 
 
-@lru_cache(maxsize=None)
+@cache
 def pair_families(kind: str, same_layer: bool, num_experts: int) -> tuple[Family[Any], ...]:
     """Families of a transition, in the order of its partial vectors."""
     chosen: list[Family[Any]] = [tokens.PAIR, delta.FAMILY]

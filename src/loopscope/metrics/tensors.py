@@ -1,4 +1,4 @@
-"""What the metrics take: one visit's raw tensors, or those of two visits, and the checks that need no sync."""
+"""What the metrics take: raw tensors of one visit or of two, and the checks that need no sync."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCORE_FUNCS = ("softmax", "sigmoid")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VisitTensors:
-    """Raw tensors of one visit. B batch, S sequence, E experts, k chosen, d width. A dense visit has no router."""
+    """Raw tensors of one visit; B batch, S sequence, E experts, k chosen, d width. Dense: no router tensors."""
 
     router_logits: Float[Tensor, "B S E"] | None
     """Before softmax (before the sigmoid for a sigmoid router)."""
@@ -33,7 +33,7 @@ class VisitTensors:
     """How scores come from logits."""
     selection_scores: Float[Tensor, "B S E"] | None = None
     """Scores that decided the choice, where they are not the logits."""
-    expert_bias: Float[Tensor, "E"] | None = None
+    expert_bias: Float[Tensor, " E"] | None = None
     """Bias that was added to the scores."""
 
     @property
@@ -133,7 +133,7 @@ def check_visit(
     if bias is not None:
         if tuple(bias.shape) != (num_experts,):
             raise MetricInputError(
-                f"expert_bias has shape {tuple(bias.shape)}, expected ({num_experts},): one number per expert."
+                f"expert_bias has shape {tuple(bias.shape)}, expected ({num_experts},): one number an expert."
             )
         _check_float("expert_bias", bias)
 
@@ -167,6 +167,6 @@ def _check_valid(valid: Tensor | None, batch: int, seq: int) -> None:
         return
     if valid.dtype != torch.bool or tuple(valid.shape) != (batch, seq):
         raise MetricInputError(
-            f"valid is {valid.dtype} of shape {tuple(valid.shape)}, expected torch.bool of shape {(batch, seq)}: "
-            "True for every input token that is not padding."
+            f"valid is {valid.dtype} of shape {tuple(valid.shape)}, expected torch.bool of shape "
+            f"{(batch, seq)}: True for every input token that is not padding."
         )

@@ -55,8 +55,8 @@ FAMILY: Family[VisitContext] = Family(
             needs=("residual",),
             merge="numerator, denominator",
             source="mean cosine over pairs of distinct valid tokens of one sequence",
-            null_rule="sharded sequence or no valid token: absent; no pair of tokens: not_applicable; non-finite "
-            "residual: nonfinite",
+            null_rule="sharded sequence or no valid token: absent; no pair of tokens: not_applicable; "
+            "non-finite residual: nonfinite",
         ),
         Metric(
             name="token_correlation_excluded",

@@ -1,4 +1,4 @@
-"""The Switch load-balancing loss, E·Σ_e f_e·P_e, from merged loads and as the mean of each microbatch's own."""
+"""The Switch load-balancing loss, E·Σ_e f_e·P_e, from merged loads and as the mean over microbatches."""
 
 from __future__ import annotations
 

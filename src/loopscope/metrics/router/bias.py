@@ -21,7 +21,7 @@ def _partial(c: VisitContext) -> Mapping[str, Tensor]:
         zero = torch.zeros_like(c.tokens)
         none = torch.full((c.num_experts,), EMPTY, dtype=torch.float64, device=zero.device)
         return {"bias_tokens": zero, "bias_jaccard": zero, "bias": none}
-    # Where no selection scores are given, the logits are the scores before the bias (up to a rising function).
+    # Without selection scores, the logits are the scores before the bias (up to a rising function).
     given = c.tensors.selection_scores is not None
     unbiased_NE = c.scores_NE - bias.to(c.scores_NE.dtype) if given else c.logits_NE
     without_NK = torch.topk(unbiased_NE, c.top_k, dim=-1).indices

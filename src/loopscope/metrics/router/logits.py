@@ -1,3 +1,4 @@
+# ruff: noqa: N802 (shape suffixes on the names of tensors)
 """Size of the logits, and how many router entries are not finite."""
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ FAMILY: Family[VisitContext] = Family(
             name="nonfinite_count",
             table="router",
             kind="int64",
-            formula="non-finite logits; in tokens whose logits are finite, non-finite probabilities, weights and "
-            "selection scores",
+            formula="non-finite logits; in tokens whose logits are finite, non-finite probabilities, weights "
+            "and selection scores",
             unit="entries",
             needs=(),
             merge="sum",

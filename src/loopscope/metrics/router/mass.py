@@ -19,8 +19,8 @@ _BALANCED = 1e-6
 
 
 def _partial(c: VisitContext) -> Mapping[str, Tensor]:
-    # Fixed point: integer addition gives the same bits in any order, float scatter-add does not on a GPU. 2^-36
-    # per assignment is far below the float32 the column has, and 2^17 assignments of weight 2^10 still fit.
+    # Fixed point: integer addition gives the same bits in any order, float scatter-add on a GPU does not.
+    # 2^-36 per assignment is far below the column's float32; 2^17 assignments of weight 2^10 still fit.
     weight = torch.where(c.counted_NK, c.weights_NK, torch.zeros_like(c.weights_NK))
     fixed = torch.round(torch.nan_to_num(weight).clamp(-_LIMIT, _LIMIT).double() * _SCALE).long()
     return {"mass": c.scatter(fixed).double() / _SCALE}

@@ -52,7 +52,7 @@ def _metric(name: str, formula: str, unit: str = "1") -> Metric:
         needs=("residual",),
         merge="sum",
         source="definition",
-        null_rule="non-finite residual: nonfinite; no valid token: absent; every token excluded: not_applicable",
+        null_rule="non-finite residual: nonfinite; no valid token: absent; all excluded: not_applicable",
     )
 
 

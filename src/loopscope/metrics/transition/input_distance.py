@@ -25,8 +25,8 @@ FAMILY: Family[PairContext] = Family(
             needs=("residual",),
             merge="sum",
             source="definition",
-            null_rule="other kinds than from_input: not_applicable; non-finite residual: nonfinite; no valid token: "
-            "absent",
+            null_rule="other kinds than from_input: not_applicable; non-finite residual: nonfinite; "
+            "no valid token: absent",
         ),
     ),
     finish=_finish,

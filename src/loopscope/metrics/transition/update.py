@@ -66,7 +66,7 @@ def _metric(name: str, formula: str, merge: str, unit: str = "1", kind: str = "f
         needs=("residual", "before_residual"),
         merge=merge,
         source="definition, D_r = h_r − h_{r−1} at one physical layer",
-        null_rule="other kinds than step_boundary, the first step_boundary, or every denominator below 1e-12: "
+        null_rule="other kinds than step_boundary, the first step_boundary, every denominator below 1e-12: "
         "not_applicable; non-finite residual: nonfinite",
     )
 
