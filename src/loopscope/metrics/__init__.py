@@ -1,8 +1,8 @@
 """Pure reductions: tensors in, partial sums and values out. The single definition of every metric.
 
 Device phase: `reduce_visit` and `reduce_pair` give two float64 vectors, laid out by `visit_layout` and
-`pair_layout`, that merge over microbatches and ranks by + and max. Host phase: `finish_visit` and `finish_pair`
-give the columns.
+`pair_layout`, that merge over microbatches and ranks by + and max. Host phase: `finish_visit` and
+`finish_pair` give the columns.
 """
 
 from loopscope.metrics.faults import Fault

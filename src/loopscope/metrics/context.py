@@ -2,7 +2,8 @@
 """What the partial sums of one visit, or of one pair of visits, share: each intermediate is computed once.
 
 Nothing here reads a value back from the device. Tensors are flattened to N = B·S tokens and widened to
-float32 (float64 stays). A token that is not valid may hold NaN: it is dropped with `where`, never by multiplication.
+float32 (float64 stays). A token that is not valid may hold NaN: it is dropped with `where`, never by
+multiplication.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ def visit_faults(partials: Partials) -> list[Fault]:
                     "index_out_of_range",
                     bad_index,
                     f"topk_idx has {bad_index} entries outside [0, {partials.num_experts}), expected expert "
-                    "indices of this layer. Check that num_experts is this layer's own, and that indices are not "
-                    "global.",
+                    "indices of this layer. Check that num_experts is this layer's own, and that indices are "
+                    "not global.",
                     fatal=True,
                 )
             )

@@ -158,7 +158,7 @@ def _fill(families: Iterable[Family[Any]], partials: Partials, tables: Mapping[s
 
 
 def settle(metric: Metric, value: Any, partials: Partials) -> tuple[Value, str | None]:
-    """Plain value of a column, or None with its reason: absence first, then non-finite input, then no token."""
+    """Plain value of a column, or None and why: absence first, then non-finite input, then no token."""
     if isinstance(value, Null):
         return None, value.reason
     if any(partials.nonfinite(name) for name in metric.needs):

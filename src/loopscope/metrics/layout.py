@@ -103,7 +103,7 @@ def pair_layout(
     if same_layer and from_experts_k != to_experts_k:
         raise MetricInputError(
             f"one physical layer has (num_experts, top_k) = {from_experts_k} and {to_experts_k}; expected "
-            "equal values. Take both from the layer's own tensors, and check that layer_idx counts physical layers."
+            "equal values. Take both from the layer's own tensors; layer_idx counts physical layers."
         )
     num_experts, top_k = to_experts_k if same_layer else (0, 0)
     return _layout(pair_families(kind, same_layer, num_experts), num_experts, top_k, kind, same_layer)

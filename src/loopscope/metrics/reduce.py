@@ -64,8 +64,8 @@ def reduce_pair(tensors: PairTensors, valid: Bool[Tensor, "B S"] | None, layout:
     """Partial sums of one transition in one microbatch, on the device of the input.
 
     Args:
-        tensors: residuals of both visits; of the loop step before them for `step_boundary`; the chosen experts
-            of both where they are visits of one physical layer.
+        tensors: residuals of both visits; of the loop step before them for `step_boundary`; the chosen
+            experts of both where they are visits of one physical layer.
         valid: [B, S], True for tokens that count; None for all.
         layout: `pair_layout(...)` of this transition.
 

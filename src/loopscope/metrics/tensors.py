@@ -17,7 +17,7 @@ SCORE_FUNCS = ("softmax", "sigmoid")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VisitTensors:
-    """Raw tensors of one visit; B batch, S sequence, E experts, k chosen, d width. Dense: no router tensors."""
+    """Raw tensors of one visit; B batch, S sequence, E experts, k chosen, d width. Dense: no router."""
 
     router_logits: Float[Tensor, "B S E"] | None
     """Before softmax (before the sigmoid for a sigmoid router)."""
