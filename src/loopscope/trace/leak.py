@@ -203,9 +203,7 @@ def _message(alive: list[str], beside: list[str], total: int) -> str:
     return (
         f"{len(alive)} of {total} trace tensors outlived the callback"
         + (f", and {len(beside)} other object(s) made from them" if beside else "")
-        + f": {named}{more}. Expected none. A collector must reduce a trace to Python numbers, or to "
-        "tensors of "
-        "its own that share no storage and carry no graph, and keep errors as text; the caller clears the "
-        "sink "
-        "before this check."
+        + f": {named}{more}. Expected none. A collector must reduce a trace to Python numbers, or to tensors "
+        "of its own that share no storage and carry no graph, and keep errors as text; the caller clears "
+        "the sink before this check."
     )

@@ -127,16 +127,14 @@ class TraceMeta:
         if self.loop_axis_provenance not in ACCEPTED_LOOP_AXIS_PROVENANCES:
             accepted = " or ".join(repr(name) for name in ACCEPTED_LOOP_AXIS_PROVENANCES)
             raise TraceError(
-                f"TraceMeta.loop_axis_provenance is {self.loop_axis_provenance!r}, expected {accepted}. "
-                "It states that the loop itself counted loop_step; a loop index recovered by reshaping a "
-                "flat "
+                f"TraceMeta.loop_axis_provenance is {self.loop_axis_provenance!r}, expected {accepted}. It "
+                "states that the loop itself counted loop_step; a loop index recovered by reshaping a flat "
                 "layer axis cannot be trusted. Count in the loop and use LOOP_AXIS_PROVENANCE."
             )
         if self.router_logits_are_presoftmax is not True:
             raise TraceError(
                 f"TraceMeta.router_logits_are_presoftmax is {self.router_logits_are_presoftmax!r}, expected "
-                "True. "
-                "Record the router's raw output, before softmax or sigmoid."
+                "True. Record the router's raw output, before softmax or sigmoid."
             )
         if self.num_stacks < 1 or self.num_layers_in_stack < 1:
             raise TraceError(

@@ -170,8 +170,8 @@ def _hand_over(
         if not sink:
             raise ProbeError(
                 f"{type(model).__name__} recorded no visit; expected one TracePoint per visit. Its outer "
-                "loop "
-                "must call ACTIVE_TRACE_SINK.record(TracePoint(...)) after each block, in eval mode too."
+                "loop must call ACTIVE_TRACE_SINK.record(TracePoint(...)) after each block, in eval mode "
+                "too."
             )
         if meta is None:
             meta = model.trace_meta()  # type: ignore[operator]  # nn.Module types every attribute as a tensor

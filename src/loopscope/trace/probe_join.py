@@ -46,8 +46,7 @@ def _take(window: TraceWindow, position: int) -> TracePoint:
         raise ProbeError(
             f"the visit at unrolled_pos {position} was recorded for some documents of the corpus and not for "
             "others; expected the same visits in every forward. A model that samples its depth must run a "
-            "fixed "
-            "one in eval mode."
+            "fixed one in eval mode."
         ) from None
 
 
@@ -57,8 +56,7 @@ def _join(parts: list[TracePoint]) -> TracePoint:
         raise ProbeError(
             f"the visit at unrolled_pos {first.unrolled_pos} changed between the forwards of one probe: "
             f"{sorted({str(_identity(part)) for part in parts})}; expected the same block, loop_step, "
-            "layer_idx, "
-            "E and k for every document."
+            "layer_idx, E and k for every document."
         )
     tensors: dict[str, Tensor | None] = {}
     for name in _PER_TOKEN:

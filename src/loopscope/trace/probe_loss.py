@@ -41,8 +41,7 @@ def logits_of(output: Any) -> Tensor:
     if not isinstance(found, Tensor):
         raise ProbeError(
             f"the model returned {type(output).__name__}, expected logits [B, S, V] or a tuple that starts "
-            "with "
-            "them. Wrap the model in a module whose forward(input_ids) returns its logits."
+            "with them. Wrap the model in a module whose forward(input_ids) returns its logits."
         )
     # A global tensor spread over ranks: gathering it is a collective that every rank reaches.
     gather = getattr(found, "full_tensor", None)
@@ -73,16 +72,14 @@ def check_logits(logits: Tensor, ids_BS: Tensor, vocabulary: frozenset[int], wid
         expected = " or ".join(str(known) for known in sorted(vocabulary))
         what = ", which is the width of its residual: these are hidden states" if size == width else ""
         raise ProbeError(
-            f"the last dimension of the model's output is {size}{what}; expected the vocabulary, "
-            f"{expected}. {hint}"
+            f"the last dimension of the model's output is {size}{what}; expected the vocabulary, {expected}. "
+            f"{hint}"
         )
     if not vocabulary and size == width:
         raise ProbeError(
             f"the last dimension of the model's output is {size}, the width of its residual, and the model "
-            "names "
-            f"no vocabulary: expected logits, these look like hidden states. {hint} If they are logits, "
-            "give the "
-            "model an attribute `vocab_size`."
+            f"names no vocabulary: expected logits, these look like hidden states. {hint} If they are "
+            "logits, give the model an attribute `vocab_size`."
         )
 
 
@@ -91,8 +88,7 @@ def check_ids(ids_BS: Tensor, vocabulary: frozenset[int]) -> None:
     if ids_BS.ndim != 2 or ids_BS.shape[0] < 1 or ids_BS.shape[1] < 2:
         raise ProbeError(
             f"input_ids has shape {list(ids_BS.shape)}, expected [B, S] with B >= 1 and S >= 2: the loss at "
-            "a "
-            "position needs the next token."
+            "a position needs the next token."
         )
     if ids_BS.is_floating_point() or ids_BS.is_complex() or ids_BS.dtype == torch.bool:
         raise ProbeError(f"input_ids has dtype {ids_BS.dtype}, expected integer token ids.")

@@ -60,9 +60,8 @@ class ActiveTraceSink:
         if self._window is not None:
             raise TraceError(
                 f"the trace sink is already armed and holds {len(self._window)} visit(s); expected it "
-                "disarmed. "
-                "Call ACTIVE_TRACE_SINK.disarm() in a `finally` before arming it again; a probe must not run "
-                "inside a traced training forward."
+                "disarmed. Call ACTIVE_TRACE_SINK.disarm() in a `finally` before arming it again; a probe "
+                "must not run inside a traced training forward."
             )
         self._window = TraceWindow()
         return self._window
@@ -99,9 +98,8 @@ class ActiveTraceSink:
                 "a visit was recorded more than once in one window: "
                 + "; ".join(window.faults)
                 + ". Expected one record per unrolled_pos and microbatch. Count depth with "
-                "unrolled_position(), "
-                "and arm the sink once per forward, closing it before backward so that recompute cannot "
-                "record."
+                "unrolled_position(), and arm the sink once per forward, closing it before backward so that "
+                "recompute cannot record."
             )
         return window
 
