@@ -1,0 +1,106 @@
+"""Lets torchtitan 0.3 run on CPU with gloo. On a machine with an accelerator it changes nothing.
+
+Import it, and call `enable()`, before any other torchtitan module: torchtitan reads the device type while its
+modules are imported. Each remedy names the place that needs it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+
+
+class CpuDeviceModule:
+    """What torchtitan asks of ``torch.cuda``, answered for a CPU: one device, no memory statistics."""
+
+    __name__ = "torch.cpu"
+
+    def set_device(self, device: object) -> None:
+        """There is one CPU; nothing to select."""
+
+    def device_count(self) -> int:
+        """One, whatever LOCAL_RANK says: every rank uses the same CPU."""
+        return 1
+
+    def current_device(self) -> int:
+        """The index of the only device."""
+        return 0
+
+    def synchronize(self, device: object = None) -> None:
+        """CPU work is synchronous."""
+
+    def get_device_name(self, device: object = None) -> str:
+        """The name torchtitan prints; it also selects the peak FLOPS table, where "cpu" is unknown."""
+        return "cpu"
+
+    def get_device_properties(self, device: object = None) -> SimpleNamespace:
+        """Only `total_memory` is read, as the divisor of memory percentages."""
+        pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+        return SimpleNamespace(total_memory=max(1, pages * size))
+
+    def memory_stats(self, device: object = None) -> dict[str, int]:
+        """Empty: torchtitan then prints -1 instead of a number nobody measured."""
+        return {}
+
+    def reset_peak_memory_stats(self, device: object = None) -> None:
+        """No statistics to reset."""
+
+    def empty_cache(self) -> None:
+        """No cache to empty."""
+
+
+def is_needed() -> bool:
+    """True where torch sees no accelerator."""
+    return not torch.accelerator.is_available()
+
+
+def enable() -> bool:
+    """Apply the remedies where they are needed; idempotent. Returns whether they are in force."""
+    if not is_needed():
+        return False
+    _stub_triton_where_absent()
+    from torchtitan.tools import utils
+
+    if utils.device_type != "cpu":
+        # torchtitan/tools/utils.py falls back to "cuda" where it finds no accelerator.
+        utils.device_type = "cpu"
+        utils.device_module = CpuDeviceModule()
+    return True
+
+
+def prepare_fsdp(model: torch.nn.Module) -> None:
+    """Make FSDP's gradient reduction a plain sum.
+
+    torchtitan sets the gradient divide factor to 1.0, which becomes PREMUL_SUM, and gloo refuses that; a plain
+    SUM is the same number.
+    """
+    if not is_needed():
+        return
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def _stub_triton_where_absent() -> None:
+    # torchtitan/distributed/minimal_async_ep/kernels.py imports triton unconditionally.
+    if "triton" in sys.modules or importlib.util.find_spec("triton") is not None:
+        return
+
+    class _Stub(ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            if name == "jit":
+                return lambda fn=None, **_: fn if fn is not None else (lambda inner: inner)
+            return object
+
+    triton, language = _Stub("triton"), _Stub("triton.language")
+    triton.__dict__["language"] = language
+    sys.modules["triton"], sys.modules["triton.language"] = triton, language

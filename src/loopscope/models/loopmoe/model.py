@@ -1,0 +1,197 @@
+"""The reference looped MoE: head, shared stack of L layers run R times, tail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torchtitan.models.common.attention import AttentionMasksType, GQAttention
+from torchtitan.models.common.decoder import Decoder
+from torchtitan.protocols.module import ModuleDict
+
+from loopscope.errors import ConfigError
+from loopscope.models.loopmoe.block import BlockOutput, LoopMoEBlock
+from loopscope.trace import ACTIVE_TRACE_SINK, TraceMeta, TracePoint, VisitSpec, unrolled_position
+
+
+class LoopMoEOutput(NamedTuple):
+    """What a forward for training returns: the auxiliary losses beside the logits, not stored on the module."""
+
+    logits: Tensor
+    """[B, S, V]; the hidden states [B, S, d] where the head runs inside a chunked loss."""
+    lb_loss: Tensor
+    """Mean over all visits of the load-balancing loss, a scalar with gradient."""
+    z_loss: Tensor
+    """Mean over all visits of the router z-loss, a scalar with gradient."""
+
+
+class LoopMoEModel(Decoder):
+    """Decoder whose `layers` are "head", "loop_0" .. "loop_{L-1}" and "tail", all direct children."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Decoder.Config):
+        """`layers` holds the blocks in the order head, stack, tail; the stack is what lies between."""
+
+        num_loop_steps: int
+        """R: how often the stack runs in one forward."""
+        lb_loss_factor: float = 0.01
+        """Factor of the load-balancing loss in the objective."""
+        z_loss_factor: float = 0.001
+        """Factor of the router z-loss in the objective."""
+
+        def __post_init__(self) -> None:
+            """Refuse shapes that are not a looped MoE."""
+            if self.num_loop_steps < 1:
+                raise ConfigError(
+                    f"num_loop_steps (R) is {self.num_loop_steps}, expected >= 1: the stack must run at least once"
+                )
+            if len(self.layers) < 3:
+                raise ConfigError(
+                    f"layers has {len(self.layers)} block(s), expected head + L >= 1 stack blocks + tail, so at least 3"
+                )
+            for name, value in (
+                ("lb_loss_factor", self.lb_loss_factor),
+                ("z_loss_factor", self.z_loss_factor),
+            ):
+                if not value >= 0.0:
+                    raise ConfigError(f"{name} is {value}, expected >= 0; 0 switches the term off")
+            if self.enable_weight_tying:
+                raise ConfigError(
+                    "enable_weight_tying is True; the reference model keeps embedding and head apart"
+                )
+
+        @property
+        def num_layers_in_stack(self) -> int:
+            """L."""
+            return len(self.layers) - 2
+
+        def layer_names(self) -> list[str]:
+            """Names of the blocks under `model.layers`, in the order of `layers`."""
+            return ["head", *(f"loop_{i}" for i in range(self.num_layers_in_stack)), "tail"]
+
+        def update_from_config(self, *, config: Any, **kwargs: Any) -> None:
+            """Take sequence length and debug flags from the trainer's configuration; annotate the state."""
+            from loopscope.models.loopmoe.parallelize import annotate_state
+
+            Decoder.Config.update_from_config(self, config=config, **kwargs)
+            annotate_state(self)
+
+        def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
+            """(parameters, FLOPs per token of forward and backward); a shared layer costs R times, is stored once."""
+            nparams = sum(p.numel() for p in model.parameters())
+            flops = 6 * self.dim * self.vocab_size
+            for name, layer in zip(self.layer_names(), self.layers, strict=True):
+                runs = self.num_loop_steps if name.startswith("loop_") else 1
+                flops += runs * _block_flops(layer, self.dim, seq_len)
+            return nparams, flops
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        # Decoder names its layers "0", "1", ...; a reader of a checkpoint should see which block is which.
+        blocks = dict(zip(config.layer_names(), self._modules["layers"].children(), strict=True))
+        self.layers = ModuleDict(blocks)
+
+    def visits(self) -> Iterator[tuple[str, VisitSpec]]:
+        """(name under `layers`, VisitSpec) of every visit of one forward, in execution order."""
+        config = self.config
+        num_stack, pos = config.num_layers_in_stack, 1
+        yield "head", _spec(config.layers[0], "head", 0)
+        for step in range(config.num_loop_steps):
+            for idx in range(num_stack):
+                pos = 1 + unrolled_position(step, idx, num_stack)
+                yield f"loop_{idx}", _spec(config.layers[1 + idx], "loop", pos, step, idx)
+        yield "tail", _spec(config.layers[-1], "tail", pos + 1)
+
+    def expected_visits(self) -> tuple[VisitSpec, ...]:
+        """Every visit that one forward records, in depth order."""
+        return tuple(spec for _, spec in self.visits())
+
+    def trace_meta(self) -> TraceMeta:
+        """The TraceMeta of a forward of this model."""
+        router = self.config.layers[1].moe.router
+        return TraceMeta(
+            num_stacks=self.config.num_loop_steps,
+            num_layers_in_stack=self.config.num_layers_in_stack,
+            num_experts=router.num_experts,
+            num_active=router.top_k,
+        )
+
+    def aux_loss_factors(self) -> tuple[float, float]:
+        """(factor of the load-balancing loss, factor of the router z-loss) in the objective."""
+        return self.config.lb_loss_factor, self.config.z_loss_factor
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor | None = None,
+        attention_masks: AttentionMasksType | None = None,
+        *,
+        return_aux: bool = False,
+    ) -> Tensor | LoopMoEOutput:
+        """Token ids [B, S] → logits [B, S, V], or LoopMoEOutput with `return_aux=True`.
+
+        This loop runs eagerly: it is the one place that records. Blocks always hand their router tensors back;
+        here they go to the armed sink or are dropped. The sink is read only here, never inside a block that
+        may be compiled.
+        """
+        h_BSD = self.tok_embeddings(tokens)
+        lb_losses: list[Tensor] = []
+        z_losses: list[Tensor] = []
+        for name, visit in self.visits():
+            out: BlockOutput = self.layers[name](h_BSD, attention_masks, positions)
+            h_BSD = out.h_BSD
+            lb_losses.append(out.lb_loss)
+            z_losses.append(out.z_loss)
+            if ACTIVE_TRACE_SINK.armed:
+                ACTIVE_TRACE_SINK.record(_trace_point(visit, out))
+            # Nothing here may keep the last visit's router tensors alive through the head and the backward.
+            del out
+        h_BSD = self.norm(h_BSD)
+        output: Tensor = h_BSD if self._skip_lm_head else self.lm_head(h_BSD)
+        if not return_aux:
+            return output
+        return LoopMoEOutput(output, torch.stack(lb_losses).mean(), torch.stack(z_losses).mean())
+
+
+def _spec(layer: LoopMoEBlock.Config, block: Any, pos: int, step: int = 0, idx: int = 0) -> VisitSpec:
+    router = layer.moe.router
+    return VisitSpec(
+        block=block,
+        unrolled_pos=pos,
+        loop_step=step,
+        layer_idx=idx,
+        num_experts=router.num_experts,
+        top_k=router.top_k,
+    )
+
+
+def _trace_point(visit: VisitSpec, out: BlockOutput) -> TracePoint:
+    return TracePoint(
+        block=visit.block,
+        unrolled_pos=visit.unrolled_pos,
+        loop_step=visit.loop_step,
+        layer_idx=visit.layer_idx,
+        num_experts=out.logits_BSE.shape[-1],
+        top_k=out.topk_idx_BSK.shape[-1],
+        router_logits=out.logits_BSE,
+        router_probs=out.probs_BSE,
+        topk_idx=out.topk_idx_BSK,
+        topk_weights=out.topk_weights_BSK,
+        residual=out.h_BSD.detach(),
+    )
+
+
+def _block_flops(layer: LoopMoEBlock.Config, dim: int, seq_len: int) -> int:
+    # 6 FLOPs per parameter and token (2 forward, 4 backward); attention adds 6·heads·(2·head_dim)·seq_len.
+    attention = layer.attention
+    assert isinstance(attention, GQAttention.Config)
+    head_dim = attention.head_dim or dim // attention.n_heads
+    kv_heads = attention.n_kv_heads or attention.n_heads
+    qkvo = dim * head_dim * (2 * attention.n_heads + 2 * kv_heads)
+    router, experts = layer.moe.router, layer.moe.routed_experts.inner_experts
+    active = qkvo + dim * router.num_experts + router.top_k * 3 * dim * experts.hidden_dim
+    flops: int = 6 * active + 6 * attention.n_heads * 2 * head_dim * seq_len
+    return flops
