@@ -1,0 +1,79 @@
+"""What this version cannot observe rightly is refused before training starts, by the flag that asks for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from loopscope.errors import ConfigError, UnsupportedError
+from torchtitan.distributed.activation_checkpoint import MemoryBudgetAC
+
+# field of ParallelismConfig → why its tensors would be reduced wrongly today
+_DEGREES = {
+    "pipeline_parallel_degree": (
+        "pipeline stages split `layers` once each, so a shared stack that is run R times does not map to them"
+    ),
+    "tensor_parallel_degree": "a block returns a tuple, and torchtitan redistributes tensor outputs only",
+    "context_parallel_degree": "sequences are sharded, and statistics over tokens of one sequence would be partial",
+    "expert_parallel_degree": "its routed tokens are dispatched between ranks in ways that no test here covers",
+}
+
+
+def check_config(config: Any) -> None:
+    """Refuse settings of a torchtitan ``Trainer.Config`` that are not supported.
+
+    Raises:
+        UnsupportedError: names the flag, what it is set to, and what to set.
+        ConfigError: a value that can never work.
+    """
+    for name, reason in _DEGREES.items():
+        degree = getattr(config.parallelism, name)
+        if degree > 1:
+            flag = "--parallelism." + name.replace("_", "-")
+            raise UnsupportedError(f"{flag} is {degree}, expected 1: {reason}. Set {flag} 1.")
+    if config.parallelism.spmd_backend == "full_dtensor":
+        raise UnsupportedError(
+            "--parallelism.spmd-backend is full_dtensor, expected spmd_types or partial_dtensor: traced tensors "
+            "would be DTensors of the global batch. Set --parallelism.spmd-backend spmd_types."
+        )
+    if not config.training.disable_cuda_graphs:
+        raise UnsupportedError(
+            "CUDA graphs are on (--training.no-disable-cuda-graphs), expected them off: a replay runs no Python, "
+            "so nothing would be recorded. Set --training.disable-cuda-graphs."
+        )
+    if config.debug.spmd_typechecking:
+        raise UnsupportedError(
+            "--debug.spmd-typechecking is on, expected off: it refuses the partial token counts of the "
+            "load-balancing loss. Set --debug.no-spmd-typechecking."
+        )
+    if isinstance(config.activation_checkpoint, MemoryBudgetAC.Config):
+        raise UnsupportedError(
+            "activation-checkpoint:memory-budget is chosen, expected none, full or selective: the compiler then "
+            "decides what is recomputed. Choose one of those."
+        )
+    if config.training.seq_len < 2:
+        raise ConfigError(
+            f"--training.seq-len is {config.training.seq_len}, expected >= 2: a sequence needs a token and its target."
+        )
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse a built model that cannot be observed.
+
+    Raises:
+        UnsupportedError: the whole model is compiled, so that its outer loop runs no Python.
+        ConfigError: the model does not have the trace contract.
+    """
+    if hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None:
+        raise UnsupportedError(
+            "the whole model is compiled (torch.compile(model) or model.compile()), expected only its blocks: "
+            "the outer loop that records must run eagerly. Compile the children of model.layers instead "
+            "(--compile.enable --compile.components model does that)."
+        )
+    missing = [name for name in ("expected_visits", "trace_meta") if not callable(getattr(model, name, None))]
+    if missing:
+        raise ConfigError(
+            f"{type(model).__name__} has no {' and no '.join(missing)}(); expected a model with the trace contract. "
+            "Add both methods and record a TracePoint per visit in ACTIVE_TRACE_SINK (README, 'Your own model')."
+        )

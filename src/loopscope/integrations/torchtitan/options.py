@@ -1,0 +1,55 @@
+"""What loopscope adds to torchtitan's configuration, under ``--loopscope.*``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from loopscope.errors import ConfigError
+from loopscope.session import LoopscopeConfig
+
+
+@dataclass(kw_only=True, slots=True)
+class LoopscopeOptions:
+    """The fields of `Loopscope.Config` that apply to a torchtitan run, and the probe's."""
+
+    out: str = ""
+    """Folder of the run; required. torchtitan's dump folder is `torchtitan` inside it."""
+    run_name: str = ""
+    """Name for people; empty means the folder's name."""
+    trace_every: int = 10
+    """Trace every N steps; also steps 1-10, powers of two up to 512 and the last step. 0 turns tracing off."""
+    probe_every: int = 500
+    """Probe every M steps; also step 0 and the last step. 0 turns probing off."""
+    on_error: Literal["record", "raise"] = "record"
+    """"record": errors of loopscope are counted and training goes on; "raise": they stop it."""
+    resume: bool = False
+    """Continue the run in `out` from its latest checkpoint, as a new attempt."""
+    probe_corpus: str = "core"
+    """Name of a corpus that comes with loopscope, or the path of one."""
+    probe_seq_len: int = 128
+    """Tokens per probe document at most; never more than the training sequence length."""
+    probe_batch_size: int = 8
+    """Documents per probe forward."""
+
+    def to_config(self) -> LoopscopeConfig:
+        """The checked configuration of the run.
+
+        Raises:
+            ConfigError: a value is wrong; the message names it.
+        """
+        if not self.out:
+            raise ConfigError("--loopscope.out is not set, expected the path of a folder for this run")
+        for name in ("probe_seq_len", "probe_batch_size"):
+            least = 2 if name == "probe_seq_len" else 1
+            if getattr(self, name) < least:
+                flag = "--loopscope." + name.replace("_", "-")
+                raise ConfigError(f"{flag} is {getattr(self, name)}, expected >= {least}")
+        return LoopscopeConfig(
+            out=self.out,  # type: ignore[arg-type]  # converted there
+            run_name=self.run_name,
+            trace_every=self.trace_every,
+            probe_every=self.probe_every,
+            on_error=self.on_error,
+            resume=self.resume,
+        )

@@ -1,0 +1,246 @@
+"""torchtitan's trainer with loopscope inside: loss rows every step, traces and probes at theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from loopscope.integrations.torchtitan.checks import check_config, check_model
+from loopscope.integrations.torchtitan.grad_norm import GradNorm, captured_grad_norm
+from loopscope.integrations.torchtitan.objective import AuxScale, StepLosses, rank_losses
+from loopscope.integrations.torchtitan.options import LoopscopeOptions
+from loopscope.integrations.torchtitan.probing import TrainerProbe
+from loopscope.integrations.torchtitan.ranks import decide
+from loopscope.session import Session
+from loopscope.trace import ACTIVE_TRACE_SINK
+from torchtitan.components.loss import IGNORE_INDEX
+from torchtitan.trainer import Trainer
+
+_RUN_ID, _ATTEMPT = "loopscope_run_id", "loopscope_attempt"
+
+
+class LoopscopeTrainer(Trainer):
+    """Drop-in for torchtitan's Trainer, for models with the trace contract.
+
+    The model has ``expected_visits()`` and ``trace_meta()`` and records TracePoints in ACTIVE_TRACE_SINK. One
+    that also has ``aux_loss_factors()`` takes ``return_aux=True`` and then returns (output, lb_loss, z_loss);
+    the auxiliary losses are added to the objective here, scaled so that they are an equal-weight mean over
+    ranks and microbatches.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Trainer.Config):
+        """torchtitan's configuration and ours."""
+
+        loopscope: LoopscopeOptions = field(default_factory=LoopscopeOptions)
+        """What loopscope records, and where."""
+
+    config: Config
+
+    def __init__(self, config: Config) -> None:
+        check_config(config)
+        settings = config.loopscope.to_config()
+        config.dump_folder = str(Path(settings.out) / "torchtitan")
+        self._loaded: dict[str, Any] = {}
+        self._norm = GradNorm()
+        self._losses = StepLosses()
+        self._microbatch = 0
+        self._row_written = False
+        self._headline: dict[str, float] = {}
+        self._tracing = False
+        self._lr: float | None = None
+        self.session = Session(settings)
+        super().__init__(config)
+        self.model = self.model_parts[0]
+        check_model(self.model)
+        self._scale = self._aux_scale()
+        self.session.open(
+            rank=dist.get_rank(),
+            world_size=dist.get_world_size(),
+            decide=decide,
+            expected_visits=self.model.expected_visits(),
+            meta=self.model.trace_meta(),
+            configuration=config.to_dict(),
+        )
+        self._probe = TrainerProbe.build(self) if settings.probe_every else None
+        self._log = self.metrics_processor.log
+        self.metrics_processor.log = self._log_with_headline
+
+    # -- one optimizer step ---------------------------------------------------------------------------------
+
+    def train_step(self, data_iterator: Iterator[tuple[dict[str, Tensor], Tensor]]) -> None:
+        """One optimizer step; its loss row, and the probe that follows it, are written before it returns."""
+        session, last_step = self.session, self.config.training.steps
+        if session.collector is None:
+            self._begin_attempt()
+        self._losses, self._microbatch, self._row_written = StepLosses(), 0, False
+        self._lr = self._learning_rate()
+        self._tracing = session.is_trace_step(self.step, last_step)
+        with captured_grad_norm() as self._norm:
+            super().train_step(data_iterator)
+        if not self._row_written:
+            self._write_loss_row(self._norm_value())
+        if self._probe is not None and session.is_probe_step(self.step, last_step):
+            self._probe.run(self.step)
+
+    def _forward_backward_body(
+        self, inputs: Tensor, labels: Tensor, global_valid_tokens: Tensor, extra_kwargs: dict[str, Any]
+    ) -> Tensor:
+        """Forward, objective, backward; the sink is armed for the forward alone.
+
+        Returns this microbatch's part of the objective, which torchtitan sums for its own log.
+        """
+        with self.train_context():
+            output, lb_loss, z_loss = self._forward(inputs, extra_kwargs)
+            loss_kwargs = {k: extra_kwargs[k] for k in ("positions",) if k in extra_kwargs}
+            task, _ = self.loss_fn(output, labels, global_valid_tokens, **loss_kwargs)
+            del output
+            objective = self._scale.add(task, lb_loss, z_loss)
+            objective.backward()  # type: ignore[no-untyped-call]
+        self._note(task, lb_loss, z_loss, objective, labels, global_valid_tokens)
+        self._microbatch += 1
+        return objective.detach()
+
+    def _forward(self, inputs: Tensor, extra_kwargs: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+        if self._tracing:
+            ACTIVE_TRACE_SINK.arm()
+        try:
+            if self._has_aux:
+                output, lb_loss, z_loss = self.model(inputs, **extra_kwargs, return_aux=True)
+            else:
+                output = self.model(inputs, **extra_kwargs)
+                lb_loss = z_loss = torch.zeros((), device=inputs.device)
+        finally:
+            # Closed before backward, so that recompute cannot record; also when the forward fails.
+            window = ACTIVE_TRACE_SINK.disarm() if self._tracing else None
+        if window is not None:
+            try:
+                self._reduce(window, tuple(inputs.shape[:2]))
+            finally:
+                window.clear()
+        return output, lb_loss, z_loss
+
+    def _reduce(self, window: Any, shape: tuple[int, ...]) -> None:
+        assert self.session.collector is not None
+        self._headline.update(
+            self.session.collector.on_trace_step(
+                self.step,
+                window,
+                self.model.trace_meta(),
+                microbatch=self._microbatch,
+                num_microbatches=self.gradient_accumulation_steps,
+            )
+        )
+
+    def _note(
+        self,
+        task: Tensor,
+        lb_loss: Tensor,
+        z_loss: Tensor,
+        objective: Tensor,
+        labels: Tensor,
+        num_global: Tensor,
+    ) -> None:
+        losses = self._losses
+        losses.task.append(task.detach())
+        losses.lb.append(lb_loss.detach())
+        losses.z.append(z_loss.detach())
+        losses.objective.append(objective.detach())
+        losses.targets.append((labels != IGNORE_INDEX).sum())
+        losses.global_targets = num_global
+
+    # -- rows of a step -------------------------------------------------------------------------------------
+
+    def _write_loss_row(self, grad_norm: float | None) -> None:
+        self._row_written = True
+        found = rank_losses(self._losses, self._scale)
+        self._losses = StepLosses()
+        assert self.session.collector is not None
+        self._headline.update(
+            self.session.collector.on_metrics_step(
+                self.step,
+                found.components,
+                grad_norm,
+                self._lr,
+                task_loss_sum=found.task_loss_sum,
+                num_target_tokens=found.num_targets,
+            )
+        )
+
+    def _log_with_headline(
+        self,
+        step: int,
+        global_avg_loss: float,
+        global_max_loss: float,
+        grad_norm: float,
+        extra_metrics: dict[str, Any] | None = None,
+    ) -> None:
+        """torchtitan's log call, with the headline scalars of this step beside its own metrics."""
+        self._write_loss_row(grad_norm)
+        self._log(
+            step, global_avg_loss, global_max_loss, grad_norm, {**(extra_metrics or {}), **self._headline}
+        )
+        self._headline = {}
+
+    def _norm_value(self) -> float | None:
+        return None if self._norm.total is None else float(self._norm.total.item())
+
+    def _learning_rate(self) -> float | None:
+        """The rate of this step where every parameter group has the same; else None: there is no one rate."""
+        rates = set(self.lr_schedulers.get_metrics().values())
+        return rates.pop() if len(rates) == 1 else None
+
+    # -- attempts, checkpoints, end ---------------------------------------------------------------------------
+
+    def _begin_attempt(self) -> None:
+        """Claim the attempt in the first step of this process, where the restored step is known."""
+        restored = self.step - 1
+        self.session.begin_attempt(
+            first_step=restored + 1,
+            parent_run_id=self._loaded.get(_RUN_ID),
+            parent_attempt=self._loaded.get(_ATTEMPT),
+        )
+        if (
+            self._probe is not None
+            and restored == 0
+            and self.session.is_probe_step(0, self.config.training.steps)
+        ):
+            self._probe.run(0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """torchtitan's trainer state, and whose run and attempt it belongs to."""
+        # A checkpoint is being written: its rows must not be younger on disk than it is.
+        self.session.flush(durable=True)
+        return {**super().state_dict(), _RUN_ID: self.session.run_id, _ATTEMPT: self.session.attempt or 0}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore torchtitan's state; remember which run and attempt wrote the checkpoint."""
+        super().load_state_dict(state_dict)
+        self._loaded = {key: state_dict[key] for key in (_RUN_ID, _ATTEMPT) if key in state_dict}
+
+    def close(self) -> None:
+        """Close torchtitan's parts, then write and seal what is left of the rows."""
+        try:
+            super().close()
+        finally:
+            self.session.close()
+
+    # -- set-up -----------------------------------------------------------------------------------------------
+
+    def _aux_scale(self) -> AuxScale:
+        factors = getattr(self.model, "aux_loss_factors", None)
+        self._has_aux = factors is not None
+        lb_factor, z_factor = (0.0, 0.0) if factors is None else factors()
+        mesh = self.parallel_dims.get_optional_mesh("loss")
+        return AuxScale(
+            lb_factor=lb_factor,
+            z_factor=z_factor,
+            num_ranks=1 if mesh is None else mesh.size(),
+            num_microbatches=self.gradient_accumulation_steps,
+        )
