@@ -1,0 +1,265 @@
+"""`ParquetCollector`: turns what a training step saw into rows, and lets nothing of it out or live on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, TypeVar, get_args
+
+from loopscope.collect import headline, health
+from loopscope.collect.context import RowContext, RowDict, Scope, StepClock
+from loopscope.collect.faults import describe
+from loopscope.collect.loss import LossExtras, check_step_order, loss_row
+from loopscope.collect.probe import reduce_probe
+from loopscope.collect.step import TracedStep
+from loopscope.collect.strata import ProbeCorpus
+from loopscope.collect.writer import RowWriter
+from loopscope.errors import ConfigError
+from loopscope.trace import LossComponents, OnError, TraceMeta, TraceSink, VisitSpec
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+    from torch import Tensor
+
+T = TypeVar("T")
+
+
+class ParquetCollector:
+    """A `LoopTraceCollector` that writes rows.
+
+    Tables: `loss` (every step), `router`, `residual`, `transition` (traced steps), `probe_router`,
+    `probe_loss` (probe steps), `health` (when something happens, and at every traced step its coverage, trace
+    bytes and loopscope's own time).
+
+    Every callback is synchronous and keeps no tensor that was handed to it. Under ``on_error="record"`` no
+    exception leaves a callback: it is counted in `errors`, written to `health` as text and dropped. Under
+    ``"raise"`` it leaves.
+
+    Args:
+        writer: takes the rows.
+        context: run, attempt, rank and world size of every row.
+        expected_visits: the visits that the model's configuration promises, at its largest R; empty where
+            nobody promises anything (coverage then has no ratio).
+        on_error: "record" or "raise".
+        corpus: identity and strata of the probe corpus; needed before the first `on_probe_step`.
+    """
+
+    def __init__(
+        self,
+        writer: RowWriter,
+        *,
+        context: RowContext,
+        expected_visits: Iterable[VisitSpec],
+        on_error: OnError = "record",
+        corpus: ProbeCorpus | None = None,
+    ) -> None:
+        if on_error not in get_args(OnError):
+            raise ConfigError(f"on_error is {on_error!r}, expected 'record' or 'raise'")
+        self.corpus = corpus
+        self.errors = 0
+        """Exceptions that were kept from the training loop so far."""
+        self._writer = writer
+        self._context = context
+        self._expected = tuple(expected_visits)
+        self._on_error: OnError = on_error
+        self._scope: Scope = "rank_local"
+        self._clock = StepClock()
+        self._open: TracedStep | None = None
+        self._skipped_step: int | None = None
+        self._last_loss_step: int | None = None
+
+    @property
+    def dropped(self) -> int:
+        """Rows that could not be written, and callbacks that failed: what the run lacks."""
+        return self._writer.dropped + self.errors
+
+    def begin_step(self, step: int, *, tokens_seen: int | None = None) -> None:
+        """Note when `step` begins; call it before the step's callbacks.
+
+        Args:
+            step: 1-based optimizer step.
+            tokens_seen: training tokens of all ranks up to and including this step; None where unknown.
+        """
+        self._clock.begin(step, tokens_seen)
+
+    def on_metrics_step(
+        self,
+        step: int,
+        loss: LossComponents,
+        grad_norm: float | None = None,
+        lr: float | None = None,
+        *,
+        task_loss_sum: float | None = None,
+        num_target_tokens: int | None = None,
+        other_loss: float | None = None,
+    ) -> dict[str, float]:
+        """Write the step's `loss` row; see `LoopTraceCollector.on_metrics_step`.
+
+        Args:
+            step: the step the values belong to; it may lie some steps back, but never before the last call's.
+            loss: the six components.
+            grad_norm: norm before clipping; None where it is not known.
+            lr: learning rate of the update; None where it is not known.
+            task_loss_sum: summed cross-entropy over the target tokens.
+            num_target_tokens: tokens with a target.
+            other_loss: further terms of the objective, already weighted; None where none is declared.
+
+        Returns:
+            `loss/task`, `loss/total`, `moe/lb_loss`, `health/dropped`.
+        """
+        extras = LossExtras(task_loss_sum, num_target_tokens, other_loss)
+        return self._guarded("on_metrics_step", step, lambda: self._loss(step, loss, grad_norm, lr, extras))
+
+    def on_trace_step(
+        self,
+        step: int,
+        sink: TraceSink,
+        meta: TraceMeta,
+        *,
+        valid: Bool[Tensor, "B S"] | None = None,
+        microbatch: int = 0,
+        num_microbatches: int = 1,
+    ) -> dict[str, float]:
+        """Add one microbatch; with the last one write the step's rows. See
+        `LoopTraceCollector.on_trace_step`.
+
+        A visit whose reduction fails costs its own row only (its metrics are null, reason `failed`). A window
+        that recorded a position twice keeps the first point, and `health` has a critical `sink_fault` row.
+
+        Returns:
+            With the last microbatch the `moe/*`, `loop/*` and `health/*` headline scalars, before it nothing.
+        """
+        return self._guarded(
+            "on_trace_step", step, lambda: self._trace(step, sink, meta, valid, microbatch, num_microbatches)
+        )
+
+    def on_probe_step(
+        self, step: int, sink: TraceSink, meta: TraceMeta, per_token_loss: Float[Tensor, "B S"]
+    ) -> dict[str, float]:
+        """Write the probe's rows; see `LoopTraceCollector.on_probe_step`.
+
+        Returns:
+            `probe/loss`, `probe/overlap_mean` (mean top-k overlap over all pairs of loop steps of a layer).
+        """
+        return self._guarded("on_probe_step", step, lambda: self._probe(step, sink, meta, per_token_loss))
+
+    def record_event(
+        self, step: int, name: str, severity: health.Severity, *, detail: str | None = None
+    ) -> None:
+        """Write a health row on behalf of the integration."""
+        self._health(step, [health.event(name, severity, detail=detail)])
+
+    def flush(self, durable: bool = False) -> None:
+        """Hand buffered rows over; to the disk where `durable` (at checkpoints)."""
+        self._writer.flush(durable=durable)
+
+    def close(self) -> None:
+        """Write what is left and close the writer."""
+        if self._open is not None:
+            self._abandon("the run ended")
+        self._writer.close()
+
+    def _guarded(self, where: str, step: int, callback: Callable[[], dict[str, float]]) -> dict[str, float]:
+        try:
+            return callback()
+        except Exception as error:
+            if self._on_error == "raise":
+                raise
+            if where == "on_trace_step":
+                self._open, self._skipped_step = None, step
+            self._failed(where, step, error)
+            return {}
+
+    def _failed(self, where: str, step: int, error: Exception, unrolled_pos: int | None = None) -> None:
+        """Count an exception that is kept from the training loop, and keep it as text alone."""
+        self.errors += 1
+        detail = f"{where}: {describe(error)}"
+        self._health(
+            step,
+            [health.event("error", "critical", detail=detail, unrolled_pos=unrolled_pos, count=self.errors)],
+        )
+
+    def _loss(
+        self,
+        step: int,
+        loss: LossComponents,
+        grad_norm: float | None,
+        lr: float | None,
+        extras: LossExtras,
+    ) -> dict[str, float]:
+        check_step_order(step, self._last_loss_step)
+        self._last_loss_step = step
+        row, events = loss_row(loss, grad_norm, lr, extras)
+        self._write("loss", step, [row])
+        self._health(step, events)
+        return {**headline.of_loss(loss), "health/dropped": float(self.dropped)}
+
+    def _trace(
+        self,
+        step: int,
+        sink: TraceSink,
+        meta: TraceMeta,
+        valid: Tensor | None,
+        microbatch: int,
+        num_microbatches: int,
+    ) -> dict[str, float]:
+        began = time.perf_counter()
+        if step == self._skipped_step and microbatch > 0:
+            return {}  # an earlier microbatch of this step failed, and was counted
+        if self._open is not None and (self._open.step != step or microbatch == 0):
+            self._abandon(f"step {step}, microbatch {microbatch} came")
+        if self._open is None:
+            self._open = TracedStep(step, meta, self._expected, num_microbatches, on_error=self._on_error)
+        traced = self._open
+        traced.add(sink, meta, valid, microbatch, num_microbatches)
+        traced.seconds["reduce"] += time.perf_counter() - began
+        if microbatch + 1 < num_microbatches:
+            return {}
+        self._open = None
+        result = traced.finish()
+        began = time.perf_counter()
+        for table, rows in result.tables.items():
+            self._write(table, step, rows)
+        self.errors += result.num_errors
+        traced.seconds["write"] = time.perf_counter() - began
+        self._health(step, [*result.events, health.of_timing(traced.seconds, num_microbatches)])
+        result.raise_if_wrong(self._on_error)
+        found = headline.of_trace(result.tables)
+        if result.coverage.ratio is not None:
+            found["health/coverage"] = result.coverage.ratio
+        return {**found, "health/dropped": float(self.dropped)}
+
+    def _probe(self, step: int, sink: TraceSink, meta: TraceMeta, per_token_loss: Tensor) -> dict[str, float]:
+        result = reduce_probe(
+            sink, meta, per_token_loss, self.corpus, expected=self._expected, on_error=self._on_error
+        )
+        self._write("probe_router", step, result.router)
+        self._write("probe_loss", step, result.loss)
+        self.errors += result.num_errors
+        self._health(step, result.events)
+        result.raise_if_wrong(self._on_error)
+        return headline.of_probe(result.loss, result.overlaps)
+
+    def _abandon(self, why: str) -> None:
+        """Give up a traced step whose last microbatch never came; its rows would be partial."""
+        traced, self._open = self._open, None
+        assert traced is not None
+        detail = (
+            f"{traced.microbatches} of {traced.num_microbatches} microbatches of the step were traced, then "
+            f"{why}; no rows were written for it"
+        )
+        self._health(traced.step, [health.event("trace_incomplete", "critical", detail=detail)])
+
+    def _write(self, table: str, step: int, rows: Iterable[RowDict]) -> None:
+        keys = {**self._context.keys(self._scope), "step": step, **self._clock.columns(step)}
+        for row in rows:
+            self._writer.append(table, {**keys, **row})
+
+    def _health(self, step: int, events: Iterable[RowDict]) -> None:
+        # Even a writer that raises must not reach the training loop through the report of an error.
+        try:
+            self._write("health", step, events)
+        except Exception:
+            if self._on_error == "raise":
+                raise
+            self.errors += 1

@@ -1,0 +1,71 @@
+"""The rows of the health table: what happened to the measurement itself, and what the run must be told.
+
+At every traced step: `coverage`, `trace_bytes`, `timing`; at every probe step `probe_coverage`. When it
+happens: `sink_fault` (a position recorded twice), `visit_failed` (a reduction raised), `error` (a callback
+failed), `trace_incomplete` (microbatches that never came), `no_valid_token`, `closure`, `nonfinite_loss`, and
+the faults of a visit's values: `nonfinite`, `weights_not_normalised`, `index_out_of_range`,
+`probabilities_as_logits`, `metric_failed`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from loopscope.collect.context import RowDict
+from loopscope.collect.coverage import Coverage
+from loopscope.metrics import Fault
+
+Severity = Literal["info", "warn", "critical"]
+
+
+def event(
+    name: str,
+    severity: Severity,
+    *,
+    detail: str | None = None,
+    unrolled_pos: int | None = None,
+    count: int | None = None,
+    value: float | None = None,
+) -> RowDict:
+    """One health row without run-level keys. `detail` is text, never an object."""
+    return {
+        "event": name,
+        "severity": severity,
+        "unrolled_pos": unrolled_pos,
+        "count": count,
+        "value": value,
+        "detail": detail,
+    }
+
+
+def of_coverage(coverage: Coverage, *, has_promise: bool = True, event_name: str = "coverage") -> RowDict:
+    """The step's coverage, complete or not: `count` visits seen, `value` their share of the expected."""
+    severity: Severity = "info"
+    if coverage.missing or not has_promise:
+        severity = "warn"
+    if coverage.unexpected:
+        severity = "critical"
+    detail = coverage.detail() if has_promise else "no expected_visits were given, nothing to compare with"
+    return event(event_name, severity, count=coverage.seen, value=coverage.ratio, detail=detail)
+
+
+def of_faults(faults: Iterable[tuple[int, Fault]]) -> list[RowDict]:
+    """One row per visit and fault of its values (`nonfinite`, `weights_not_normalised`, ...)."""
+    return [
+        event(
+            fault.kind,
+            "warn" if fault.kind == "weights_not_normalised" else "critical",
+            unrolled_pos=position,
+            count=fault.count,
+            detail=fault.message,
+        )
+        for position, fault in faults
+    ]
+
+
+def of_timing(seconds: Mapping[str, float], num_microbatches: int) -> RowDict:
+    """Loopscope's own time in a traced step: `value` seconds in all, `detail` taken apart."""
+    detail = json.dumps({name: round(value, 6) for name, value in seconds.items()})
+    return event("timing", "info", count=num_microbatches, value=sum(seconds.values()), detail=detail)

@@ -1,0 +1,129 @@
+"""Which pairs of visits get a transition row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from loopscope.trace import TracePoint, VisitSpec
+
+PairKind = Literal["within_step", "step_boundary", "wrap", "from_input", "entry", "exit"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    """Two visits whose residuals are compared, `source` the earlier one."""
+
+    kind: PairKind
+    """What relates them."""
+    source: VisitSpec
+    """The visit that is compared from."""
+    target: VisitSpec
+    """The visit that is compared to."""
+    before: int | None = None
+    """On `step_boundary`: position of the same layer one loop step before `source`; None for the first."""
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """(kind, from_pos, to_pos): unique within a step."""
+        return (self.kind, self.source.unrolled_pos, self.target.unrolled_pos)
+
+    @property
+    def same_layer(self) -> bool:
+        """True where both are visits of one physical layer, so that their experts are the same experts."""
+        return (
+            self.source.block == "loop"
+            and self.target.block == "loop"
+            and self.source.layer_idx == self.target.layer_idx
+        )
+
+
+def spec_of(point: TracePoint) -> VisitSpec:
+    """The point's coordinates without its tensors."""
+    return VisitSpec(
+        unrolled_pos=point.unrolled_pos,
+        block=point.block,
+        loop_step=point.loop_step,
+        layer_idx=point.layer_idx,
+        num_experts=point.num_experts,
+        top_k=point.top_k,
+    )
+
+
+def loop_steps_executed(visits: Iterable[VisitSpec]) -> int:
+    """R really executed: the loop steps that were seen, counted; 0 for a model without a loop."""
+    return len({visit.loop_step for visit in visits if visit.block == "loop"})
+
+
+@lru_cache(maxsize=64)
+def plan_pairs(visits: tuple[VisitSpec, ...]) -> tuple[Pair, ...]:
+    """The pairs of metrics.md among the visits that are present.
+
+    * `within_step`: layer l → l+1 in one loop step
+    * `step_boundary`: one layer, loop step r−1 → r
+    * `wrap`: last layer of loop step r → first layer of r+1. At L = 1 these are the pairs of `step_boundary`
+      again; both kinds are written, so that a query by kind needs no special case.
+    * `from_input`: the loop's input (the last head visit's output) → every loop visit
+    * `entry`: last head visit → first loop visit; `exit`: last loop visit → first tail visit
+
+    A pair exists only where both its visits were seen; a missing visit never makes two strangers neighbours.
+    A visit is never paired with itself. Cached: the plan of a model is the same at every step of one R.
+    """
+    return tuple(sorted(_pairs(visits), key=lambda pair: (pair.target.unrolled_pos, pair.kind)))
+
+
+@lru_cache(maxsize=64)
+def plan_overlap_pairs(visits: tuple[VisitSpec, ...]) -> tuple[Pair, ...]:
+    """Every pair of loop steps of every physical layer, the earlier first: what an overlap matrix needs."""
+    loop = sorted(visit for visit in visits if visit.block == "loop")
+    return tuple(
+        Pair(kind="step_boundary", source=source, target=target)
+        for source in loop
+        for target in loop
+        if source.layer_idx == target.layer_idx and source.loop_step < target.loop_step
+    )
+
+
+def _pairs(visits: tuple[VisitSpec, ...]) -> Iterator[Pair]:
+    loop = {(visit.loop_step, visit.layer_idx): visit for visit in visits if visit.block == "loop"}
+    if not loop:
+        return
+    num_steps = 1 + max(step for step, _ in loop)
+    num_layers = 1 + max(layer for _, layer in loop)
+    for (step, layer), visit in loop.items():
+        if (source := loop.get((step, layer - 1))) is not None:
+            yield Pair(kind="within_step", source=source, target=visit)
+        if (source := loop.get((step - 1, layer))) is not None:
+            before = loop.get((step - 2, layer))
+            yield Pair(
+                kind="step_boundary",
+                source=source,
+                target=visit,
+                before=None if before is None else before.unrolled_pos,
+            )
+        if layer == 0 and (source := loop.get((step - 1, num_layers - 1))) is not None:
+            yield Pair(kind="wrap", source=source, target=visit)
+    yield from _block_pairs(visits, loop, num_steps, num_layers)
+
+
+def _block_pairs(
+    visits: tuple[VisitSpec, ...],
+    loop: dict[tuple[int, int], VisitSpec],
+    num_steps: int,
+    num_layers: int,
+) -> Iterator[Pair]:
+    """`entry`, `from_input` and `exit`: found by depth, so that a lost head or tail visit gives no pair."""
+    first_pos = min(v.unrolled_pos - (step * num_layers + layer) for (step, layer), v in loop.items())
+    last_pos = first_pos + num_steps * num_layers - 1
+    at = {visit.unrolled_pos: visit for visit in visits}
+    head, tail = at.get(first_pos - 1), at.get(last_pos + 1)
+    first, last = at.get(first_pos), at.get(last_pos)
+    if head is not None and head.block == "head":
+        if first is not None and first.block == "loop":
+            yield Pair(kind="entry", source=head, target=first)
+        for visit in loop.values():
+            yield Pair(kind="from_input", source=head, target=visit)
+    if tail is not None and tail.block == "tail" and last is not None and last.block == "loop":
+        yield Pair(kind="exit", source=last, target=tail)
