@@ -52,16 +52,22 @@ def of_coverage(coverage: Coverage, *, has_promise: bool = True, event_name: str
 
 
 def of_faults(faults: Iterable[tuple[int, Fault]]) -> list[RowDict]:
-    """One row per visit and fault of its values (`nonfinite`, `weights_not_normalised`, ...)."""
+    """One row per visit and kind of fault of its values (`nonfinite`, `weights_not_normalised`, ...).
+
+    One bad value often shows in several tensors of a visit; `count` is the largest, `detail` names them all.
+    """
+    grouped: dict[tuple[int, str], list[Fault]] = {}
+    for position, fault in faults:
+        grouped.setdefault((position, fault.kind), []).append(fault)
     return [
         event(
-            fault.kind,
-            "warn" if fault.kind == "weights_not_normalised" else "critical",
+            kind,
+            "warn" if kind == "weights_not_normalised" else "critical",
             unrolled_pos=position,
-            count=fault.count,
-            detail=fault.message,
+            count=max(fault.count for fault in found),
+            detail=" ".join(fault.message for fault in found),
         )
-        for position, fault in faults
+        for (position, kind), found in grouped.items()
     ]
 
 
