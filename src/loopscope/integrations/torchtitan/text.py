@@ -23,6 +23,8 @@ DATASET_NAME = "loopscope_text"
 
 BOS_TOKEN = "<|begin|>"
 EOS_TOKEN = "<|end|>"
+VOCAB_SIZE = 2048
+"""Vocabulary of the ready configurations, stated here so that a text can be prepared without torch."""
 MIN_VOCAB_SIZE = 258
 """256 bytes and the two markers: below this a byte-level tokenizer cannot spell every text."""
 

@@ -1,0 +1,147 @@
+"""The command `loopscope`: one verb per file, loaded only when it is asked for.
+
+A verb is a frozen keyword-only dataclass: its fields are the flags, its `run()` returns the exit status:
+0 it did what was asked, 1 what was checked is wrong, 2 the question was wrong.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Protocol
+
+from loopscope import __version__
+from loopscope.errors import (
+    CheckpointMismatchError,
+    ConfigError,
+    LoopscopeError,
+    NotARunError,
+    RunExistsError,
+)
+
+_QUESTION_WAS_WRONG = (ConfigError, NotARunError, RunExistsError, CheckpointMismatchError)
+
+# What each extra brings, for the message where it is not installed.
+_EXTRAS = {
+    "torch": "train",
+    "torchtitan": "train",
+    "jaxtyping": "train",
+    "tokenizers": "train",
+    "transformers": "transformers",
+    "altair": "report",
+    "jinja2": "report",
+    "starlette": "service",
+    "uvicorn": "service",
+}
+
+
+class _Command(Protocol):
+    def run(self) -> int: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Verb:
+    """Where a verb lives. Adding one is a file, a line here and a mirrored test."""
+
+    module: str
+    attribute: str
+    help: str
+
+
+_VERBS = {
+    "train": _Verb(module="train", attribute="Train", help="Train with torchtitan, recording every step."),
+    "toy": _Verb(module="toy", attribute="Toy", help="Train a tiny model and prove that nothing leaks."),
+    "summary": _Verb(module="summary", attribute="Summary", help="Show what a run saw, in the terminal."),
+    "metrics": _Verb(module="metrics", attribute="Metrics", help="List every metric with its formula."),
+    "verify": _Verb(module="verify", attribute="Verify", help="Check every part and row of a run."),
+    "seal": _Verb(module="seal", attribute="Seal", help="Turn a run's journals into Parquet parts."),
+    "compact": _Verb(
+        module="compact", attribute="Compact", help="Merge a run's parts into fewer, larger ones."
+    ),
+    "schemas": _Verb(module="schemas", attribute="Schemas", help="Print the tables and their columns."),
+}
+
+
+def _available() -> dict[str, _Verb]:
+    return {
+        name: verb for name, verb in _VERBS.items() if find_spec(f"loopscope.cli.{verb.module}") is not None
+    }
+
+
+def _usage() -> str:
+    lines = [f"  {name:<10}{verb.help}" for name, verb in _available().items()]
+    return (
+        "usage: loopscope VERB [flags]\n\n"
+        "Watches the training of looped Mixture-of-Experts transformers, and of any other MoE.\n\n"
+        "verbs:\n" + "\n".join(lines) + "\n\n"
+        "`loopscope VERB --help` explains every flag; `loopscope --version` prints the version.\n"
+        "exit status: 0 it did what was asked, 1 what was checked is wrong, 2 the question was wrong."
+    )
+
+
+def _fail(text: str, status: int) -> int:
+    sys.stdout.flush()
+    print(text, file=sys.stderr, flush=True)
+    return status
+
+
+def _unknown(name: str) -> int:
+    near = difflib.get_close_matches(name, _available(), n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return _fail(f"loopscope: no verb {name!r}; expected one of {', '.join(_available())}.{hint}", 2)
+
+
+def _load(name: str) -> type[_Command]:
+    verb = _available()[name]
+    command: type[_Command] = getattr(import_module(f"loopscope.cli.{verb.module}"), verb.attribute)
+    return command
+
+
+def _missing(name: str, error: ModuleNotFoundError) -> int:
+    package = (error.name or "").partition(".")[0]
+    if package not in _EXTRAS:
+        raise error
+    return _fail(
+        f"loopscope {name}: needs {package}, which is not installed. Install it with "
+        f"`pip install 'loopscope[{_EXTRAS[package]}]'`.",
+        2,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status.
+
+    Args:
+        arguments: what follows the program's name; None takes the process's own.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given:
+        return _fail(_usage(), 2)
+    name, rest = given[0], given[1:]
+    if name in ("-h", "--help", "help"):
+        print(_usage())
+        return 0
+    if name == "--version":
+        print(f"loopscope {__version__}")
+        return 0
+    if name not in _available():
+        return _unknown(name)
+    try:
+        import tyro
+
+        return tyro.cli(_load(name), prog=f"loopscope {name}", args=rest).run()
+    except LoopscopeError as error:
+        return _fail(f"loopscope {name}: {error}", 2 if isinstance(error, _QUESTION_WAS_WRONG) else 1)
+    except ModuleNotFoundError as error:
+        return _missing(name, error)
+    except KeyboardInterrupt:
+        return _fail(f"loopscope {name}: interrupted", 130)
+    except BrokenPipeError:
+        # The reader of our output went away, as `| head` does; Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1

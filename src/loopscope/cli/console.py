@@ -1,0 +1,88 @@
+"""What every verb shares on the terminal: numbers, tables, and progress that keeps quiet in a pipe."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich import box
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+MISSING = "–"
+"""Shown where there is no value; the reason follows where one is known."""
+
+_PIPE_WIDTH = 100
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """A console on stdout (or stderr); in a pipe it is 100 columns wide, whatever the terminal is."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(
+        stderr=stderr,
+        width=None if stream.isatty() else _PIPE_WIDTH,
+        highlight=False,
+        soft_wrap=False,
+    )
+
+
+def number(value: float | int | None, digits: int = 4) -> str:
+    """A number for people: `digits` significant digits, integers whole, "–" for None and non-finite values.
+
+    >>> number(0.123456), number(1234567.0), number(12), number(None)
+    ('0.1235', '1.235e+06', '12', '–')
+    """
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return MISSING
+    if isinstance(value, int):
+        return str(value)
+    if value == 0:
+        return "0"
+    if 1e-3 <= abs(value) < 10**digits:
+        decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+        return f"{value:.{decimals}f}"
+    return f"{value:.{digits - 1}e}"
+
+
+def make_table(title: str, columns: Sequence[str], *, left: Sequence[str] = ()) -> Table:
+    """A plain table; columns are right-aligned, those named in `left` are not."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="left" if name in left else "right", overflow="fold")
+    return table
+
+
+def _bars(
+    console: Console, *columns: TextColumn | BarColumn | MofNCompleteColumn | TimeRemainingColumn
+) -> Progress:
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        *columns,
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
+@contextmanager
+def working(description: str) -> Iterator[None]:
+    """A spinner on stderr while the block runs; nothing where stderr is no terminal."""
+    with _bars(make_console(stderr=True)) as progress:
+        progress.add_task(description, total=None)
+        yield
+
+
+def step_progress(console: Console) -> Progress:
+    """A bar with counts and the time left, on `console`; nothing where that is no terminal."""
+    return _bars(console, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
