@@ -1,0 +1,1 @@
+"""Where loopscope meets a trainer."""

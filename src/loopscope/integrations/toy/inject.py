@@ -1,0 +1,93 @@
+"""A collector that leaks on purpose, one kind at a time: proof that the leak check sees each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, get_args
+
+from torch import Tensor
+
+from loopscope.trace import LoopTraceCollector, LossComponents, TraceMeta, TracePoint, TraceSink
+
+LeakKind = Literal[
+    "tensor", "view", "detach", "data", "numpy", "untyped-storage", "closure", "graph", "exception"
+]
+
+LEAK_KINDS: tuple[str, ...] = get_args(LeakKind)
+
+
+class LeakingCollector:
+    """Does what `inner` does, and keeps something of the deepest traced visit's router logits."""
+
+    def __init__(self, inner: LoopTraceCollector, kind: LeakKind) -> None:
+        self._inner = inner
+        self._retain = _RETAIN[kind]
+        self._kept: list[object] = []
+
+    def on_metrics_step(
+        self, step: int, loss: LossComponents, grad_norm: float | None = None, lr: float | None = None
+    ) -> dict[str, float]:
+        """Hand on."""
+        return self._inner.on_metrics_step(step, loss, grad_norm, lr)
+
+    def on_trace_step(
+        self,
+        step: int,
+        sink: TraceSink,
+        meta: TraceMeta,
+        *,
+        valid: Tensor | None = None,
+        microbatch: int = 0,
+        num_microbatches: int = 1,
+    ) -> dict[str, float]:
+        """Hand on, then leak."""
+        found = self._inner.on_trace_step(
+            step, sink, meta, valid=valid, microbatch=microbatch, num_microbatches=num_microbatches
+        )
+        self._kept.append(self._retain(sink[max(sink)]))
+        return found
+
+    def on_probe_step(
+        self, step: int, sink: TraceSink, meta: TraceMeta, per_token_loss: Tensor
+    ) -> dict[str, float]:
+        """Hand on."""
+        return self._inner.on_probe_step(step, sink, meta, per_token_loss)
+
+
+def _logits(point: TracePoint) -> Tensor:
+    assert point.router_logits is not None
+    return point.router_logits
+
+
+def _closure(point: TracePoint) -> Callable[[], int]:
+    logits = _logits(point)
+    return lambda: logits.shape[-1]
+
+
+def _graph(point: TracePoint) -> Tensor:
+    return _logits(point).requires_grad_().exp()
+
+
+def _exception(point: TracePoint) -> Exception:
+    try:
+        _fail(point)
+    except ValueError as error:
+        return error  # with its traceback, whose frames hold the point
+    raise AssertionError("unreachable")
+
+
+def _fail(point: TracePoint) -> None:
+    raise ValueError(f"a metric failed at unrolled_pos {point.unrolled_pos}")
+
+
+_RETAIN: dict[LeakKind, Callable[[TracePoint], object]] = {
+    "tensor": _logits,
+    "view": lambda point: _logits(point).view(-1),
+    "detach": lambda point: _logits(point).detach(),
+    "data": lambda point: _logits(point).data,
+    "numpy": lambda point: _logits(point).numpy(),
+    "untyped-storage": lambda point: _logits(point).untyped_storage(),
+    "closure": _closure,
+    "graph": _graph,
+    "exception": _exception,
+}
