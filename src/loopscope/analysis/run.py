@@ -1,0 +1,123 @@
+"""A run, opened for reading."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loopscope.analysis.relations import register_views
+from loopscope.errors import StoreError
+from loopscope.store import Attempt, LiveRange, Manifest, Problem, RunReader
+
+if TYPE_CHECKING:
+    import duckdb
+    import polars as pl
+    import pyarrow as pa
+
+
+class Run:
+    """What a run held when it was opened; `refresh` looks again. Reading never holds up whoever writes.
+
+    Rows that a rollback superseded are left out unless `live=False` asks for them.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.reader = RunReader(path)
+        """The look at the files behind everything else."""
+        self._connection: duckdb.DuckDBPyConnection | None = None
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}, run_id={self.run_id!r}, tables={self.tables})"
+
+    @property
+    def path(self) -> Path:
+        """The run directory."""
+        return self.reader.root
+
+    @property
+    def run_id(self) -> str:
+        """UUIDv7 of the run."""
+        return self.manifest.run_id
+
+    @property
+    def manifest(self) -> Manifest:
+        """What run.json says; `rebuilt` is True where it had to be put together from the rows."""
+        return self.reader.manifest
+
+    @property
+    def tables(self) -> list[str]:
+        """Tables that have rows."""
+        return self.reader.tables
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """Every attempt, live or not."""
+        return self.reader.attempts
+
+    @property
+    def live(self) -> dict[int, LiveRange]:
+        """Attempt → steps at which its rows are live."""
+        return self.reader.live
+
+    @property
+    def problems(self) -> list[Problem]:
+        """Everything that is wrong with the run. Looks at every file, once."""
+        return self.reader.check_all()
+
+    def arrow(self, table: str, *, live: bool = True, columns: Sequence[str] | None = None) -> pa.Table:
+        """Rows of one table; columns that were never written are null.
+
+        Raises:
+            SchemaError: the table or a column does not exist.
+        """
+        return self.reader.read(table, live=live, columns=columns)
+
+    def polars(self, table: str, *, live: bool = True, columns: Sequence[str] | None = None) -> pl.DataFrame:
+        """Rows of one table as a Polars frame; needs polars."""
+        try:
+            import polars as pl
+        except ImportError:
+            raise StoreError("polars is not installed; `pip install polars`, or use .arrow()") from None
+        frame = pl.from_arrow(self.arrow(table, live=live, columns=columns))
+        assert isinstance(frame, pl.DataFrame)
+        return frame
+
+    def pandas(self, table: str, *, live: bool = True, columns: Sequence[str] | None = None) -> Any:
+        """Rows of one table as a pandas frame; needs pandas."""
+        try:
+            import_module("pandas")
+        except ImportError:
+            raise StoreError("pandas is not installed; `pip install pandas`, or use .arrow()") from None
+        return self.arrow(table, live=live, columns=columns).to_pandas()
+
+    def sql(self, query: str, parameters: Sequence[Any] | None = None) -> duckdb.DuckDBPyRelation:
+        """A DuckDB query over views named as the tables are (live rows) and `<table>_all` (every row).
+
+        >>> open_run("RUN").sql("select step, task_loss from loss order by step").arrow()  # doctest: +SKIP
+        """
+        return self.connection.sql(query, params=parameters)
+
+    @property
+    def connection(self) -> duckdb.DuckDBPyConnection:
+        """The DuckDB connection behind `sql`; in memory, and this object's own."""
+        if self._connection is None:
+            import duckdb
+
+            self._connection = duckdb.connect(":memory:")
+            register_views(self._connection, [self.reader])
+        return self._connection
+
+    def refresh(self) -> Run:
+        """The run as it is now."""
+        return Run(self.path)
+
+
+def open_run(path: str | Path) -> Run:
+    """Open a run directory for reading: while it is written, after a crash, after rollbacks.
+
+    Raises:
+        NotARunError: the folder holds no run.
+    """
+    return Run(path)

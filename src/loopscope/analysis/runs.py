@@ -1,0 +1,79 @@
+"""Several runs at once."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from loopscope.analysis.relations import register_views
+from loopscope.analysis.run import Run
+from loopscope.errors import NotARunError
+
+if TYPE_CHECKING:
+    import duckdb
+
+
+class Runs(Sequence[Run]):
+    """Runs in order of their creation; a copied run counts once."""
+
+    def __init__(self, runs: Sequence[Run], skipped: Sequence[str] = ()) -> None:
+        self._runs = list(runs)
+        self.skipped = list(skipped)
+        """Folders that matched and are no run, or copies of one that is here already; with the reason."""
+        self._connection: duckdb.DuckDBPyConnection | None = None
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        return self._runs[index]
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self._runs)
+
+    def arrow(self, table: str, *, live: bool = True, columns: Sequence[str] | None = None) -> pa.Table:
+        """Rows of one table over all runs; `run_id` tells them apart."""
+        return pa.concat_tables([run.arrow(table, live=live, columns=columns) for run in self._runs])
+
+    def sql(self, query: str) -> duckdb.DuckDBPyRelation:
+        """A DuckDB query over views named as the tables are, and `run` (run_id, run_name, path, created)."""
+        import duckdb
+
+        if self._connection is None:
+            self._connection = duckdb.connect(":memory:")
+            register_views(self._connection, [run.reader for run in self._runs])
+            about = [(r.run_id, r.manifest.run_name, str(r.path), r.manifest.created) for r in self._runs]
+            columns = list(zip(*about, strict=True))
+            names = ["run_id", "run_name", "path", "created"]
+            self._connection.register("run", pa.table([pa.array(c) for c in columns], names=names))
+        return self._connection.sql(query)
+
+
+def open_runs(pattern: str | Path) -> Runs:
+    """Every run whose folder matches a glob pattern.
+
+    Raises:
+        NotARunError: no run matches.
+    """
+    found: dict[str, Run] = {}
+    skipped: list[str] = []
+    # Path.glob takes no absolute pattern.
+    for path in sorted(glob.glob(str(pattern), recursive=True)):  # noqa: PTH207
+        try:
+            run = Run(path)
+        except NotARunError as error:
+            skipped.append(str(error))
+            continue
+        if run.run_id in found:
+            skipped.append(f"{path} is a copy of {found[run.run_id].path} (run {run.run_id})")
+            continue
+        found[run.run_id] = run
+    if not found:
+        raise NotARunError(
+            f"no run matches {str(pattern)!r}. Give a pattern such as 'runs/*'. {' '.join(skipped)}"
+        )
+    return Runs([found[run_id] for run_id in sorted(found)], skipped)

@@ -1,0 +1,98 @@
+"""Every system call that can fail on a full or broken disk, in one place, so that tests can make it fail."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+
+class Disk:
+    """The local disk. All methods raise OSError."""
+
+    def create(self, path: Path) -> int:
+        """Open a new file for appending; FileExistsError where it exists."""
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def write(self, fd: int, data: bytes) -> int:
+        """Append; returns how many bytes were taken, possibly fewer than given."""
+        return os.write(fd, data)
+
+    def truncate(self, fd: int, size: int) -> None:
+        """Cut the file back."""
+        os.ftruncate(fd, size)
+
+    def fsync(self, fd: int) -> None:
+        """Make what was written survive a power failure."""
+        os.fsync(fd)
+
+    def close(self, fd: int) -> None:
+        """Close a descriptor."""
+        os.close(fd)
+
+    def replace(self, source: Path, target: Path) -> None:
+        """Rename, replacing the target."""
+        os.replace(source, target)  # noqa: PTH105 - every call of this class is one system call
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file."""
+        path.unlink()
+
+    def mkdir(self, path: Path) -> None:
+        """Make a folder and its parents."""
+        path.mkdir(parents=True, exist_ok=True)
+
+    def fsync_dir(self, path: Path) -> None:
+        """Make renames and removals in a folder survive a power failure."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+LOCAL_DISK = Disk()
+
+
+def write_all(disk: Disk, fd: int, data: bytes) -> None:
+    """Write every byte, over as many calls as it takes."""
+    view = memoryview(data)
+    while view:
+        taken = disk.write(fd, bytes(view[: 1 << 24]))
+        view = view[taken:]
+
+
+def write_file(disk: Disk, path: Path, data: bytes) -> None:
+    """Put a whole file in place: readers see the old content or the new, never a part of it."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with contextlib.suppress(FileNotFoundError):
+        temporary.unlink()
+    fd = disk.create(temporary)
+    try:
+        try:
+            write_all(disk, fd, data)
+            disk.fsync(fd)
+        finally:
+            disk.close(fd)
+        disk.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            disk.unlink(temporary)
+        raise
+    disk.fsync_dir(path.parent)
+
+
+def create_file(disk: Disk, path: Path, data: bytes) -> None:
+    """Put a new file in place; FileExistsError where another process was first. Removes what it left half done."""
+    fd = disk.create(path)
+    try:
+        try:
+            write_all(disk, fd, data)
+            disk.fsync(fd)
+        finally:
+            disk.close(fd)
+    except OSError:
+        with contextlib.suppress(OSError):
+            disk.unlink(path)
+        raise
+    disk.fsync_dir(path.parent)

@@ -1,0 +1,90 @@
+"""Frames: the unit of the journal. Marker, ordinal, length, CRC-32, payload.
+
+A torn or flipped frame costs itself alone: the marker finds the next one, and the ordinals tell how many are
+missing between two good ones.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+MARKER = b"\xf5LSF"
+_HEAD = struct.Struct("<4sIII")
+_COUNTED = struct.Struct("<II")
+HEAD_SIZE = _HEAD.size
+MAX_PAYLOAD = 1 << 26
+"""64 MiB; a row beyond it is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A good frame."""
+
+    ordinal: int
+    payload: bytes
+    end: int
+    """Offset just behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Bytes that are no good frame."""
+
+    start: int
+    end: int
+    torn: bool
+    """True where the file just ends inside a frame, as after a crash in the middle of a write."""
+
+
+def encode_frame(ordinal: int, payload: bytes) -> bytes:
+    """The bytes of one frame."""
+    length = len(payload)
+    crc = zlib.crc32(payload, zlib.crc32(_COUNTED.pack(ordinal, length)))
+    return _HEAD.pack(MARKER, ordinal, length, crc) + payload
+
+
+def scan(data: bytes) -> Iterator[Frame | Gap]:
+    """The frames and gaps of a file's content, in order."""
+    position, size = 0, len(data)
+    while position < size:
+        frame = _frame_at(data, position)
+        if frame is not None:
+            yield frame
+            position = frame.end
+            continue
+        following = _next_frame(data, position + 1)
+        end = size if following is None else following
+        yield Gap(position, end, torn=following is None and _is_torn(data, position))
+        position = end
+
+
+def _frame_at(data: bytes, position: int) -> Frame | None:
+    if len(data) - position < HEAD_SIZE:
+        return None
+    marker, ordinal, length, crc = _HEAD.unpack_from(data, position)
+    start = position + HEAD_SIZE
+    if marker != MARKER or length > MAX_PAYLOAD or start + length > len(data):
+        return None
+    payload = data[start : start + length]
+    if zlib.crc32(payload, zlib.crc32(_COUNTED.pack(ordinal, length))) != crc:
+        return None
+    return Frame(ordinal, payload, start + length)
+
+
+def _next_frame(data: bytes, position: int) -> int | None:
+    while (position := data.find(MARKER, position)) >= 0:
+        if _frame_at(data, position) is not None:
+            return position
+        position += 1
+    return None
+
+
+def _is_torn(data: bytes, position: int) -> bool:
+    rest = data[position : position + HEAD_SIZE]
+    if len(rest) < HEAD_SIZE:
+        return rest[:4] == MARKER[: len(rest[:4])]
+    marker, _, length, _ = _HEAD.unpack(rest)
+    return bool(marker == MARKER and length <= MAX_PAYLOAD and position + HEAD_SIZE + length > len(data))

@@ -1,0 +1,141 @@
+"""One owner per run and one process per writer, by files that are only ever created, never by flock.
+
+A lock is `journal/<name>.<generation>.lock`; the highest generation holds it. Taking over creates the next
+generation with O_EXCL, so that of several processes exactly one succeeds. A holder on another machine cannot be
+asked whether it lives; it touches its file every few seconds, and is taken for dead when it stops.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from loopscope.errors import RunExistsError
+from loopscope.store.disk import Disk, create_file
+from loopscope.store.ids import Process, this_process
+
+BEAT_S = 5.0
+"""How often a holder touches its file."""
+GRACE_S = 16.0
+"""How long a holder on another machine is watched before it is taken for dead."""
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """What a lock file says."""
+
+    process: Process
+    started: datetime
+    run_id: str
+
+
+class Lock:
+    """A lock that this process holds until `release`."""
+
+    def __init__(self, disk: Disk, path: Path) -> None:
+        self._disk = disk
+        self._path = path
+        self._pid = os.getpid()
+
+    def beat(self) -> None:
+        """Show that the holder lives."""
+        with contextlib.suppress(OSError):
+            os.utime(self._path)
+
+    def release(self) -> None:
+        """Give the lock back; nothing in a forked child, whose parent still holds it."""
+        if os.getpid() == self._pid:
+            with contextlib.suppress(OSError):
+                self._disk.unlink(self._path)
+
+
+def take_lock(disk: Disk, folder: Path, name: str, run_id: str, *, grace_s: float = GRACE_S) -> Lock:
+    """Take the lock `name` in `folder`.
+
+    Raises:
+        RunExistsError: a living process holds it.
+        OSError: the disk refused.
+    """
+    while True:
+        generation, held = _newest(folder, name)
+        if held is not None:
+            _check_dead(held, name, grace_s)
+        path = folder / f"{name}.{generation + 1}.lock"
+        holder = Holder(process=this_process(), started=datetime.now(UTC), run_id=run_id)
+        try:
+            create_file(disk, path, msgspec.json.encode(holder))
+        except FileExistsError:
+            continue  # Another process was faster: look at it.
+        for older in _generations(folder, name):
+            if older <= generation:
+                with contextlib.suppress(OSError):
+                    disk.unlink(folder / f"{name}.{older}.lock")
+        return Lock(disk, path)
+
+
+def read_holder(path: Path) -> Holder | None:
+    """Who a lock file names; None where it cannot be read."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Holder)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _generations(folder: Path, name: str) -> list[int]:
+    pattern = re.compile(re.escape(name) + r"\.(\d{1,9})\.lock")
+    return sorted(int(m[1]) for entry in os.listdir(folder) if (m := pattern.fullmatch(entry)))  # noqa: PTH208
+
+
+def _newest(folder: Path, name: str) -> tuple[int, Path | None]:
+    generations = _generations(folder, name)
+    if not generations:
+        return 0, None
+    return generations[-1], folder / f"{name}.{generations[-1]}.lock"
+
+
+def _check_dead(path: Path, name: str, grace_s: float) -> None:
+    """Return when the holder is gone; raise when it lives."""
+    holder = read_holder(path)
+    alive = holder.process.alive() if holder is not None else None
+    if alive is None:
+        alive = _beats(path, grace_s)
+    if not alive or not path.exists():
+        return
+    owner = read_holder(path)
+    if owner is None:
+        raise RunExistsError(f"{path} is held by a process that keeps touching it. Choose another folder.")
+    same = owner.process.pid == os.getpid()
+    raise RunExistsError(
+        f"{path.parent.parent} is being written ({name}) by {'this very' if same else 'another'} process: "
+        f"run {owner.run_id}, host {owner.process.host}, pid {owner.process.pid}, started "
+        f"{owner.started.isoformat(timespec='seconds')}. Expected no other writer. Choose another folder, or end "
+        "that process first."
+    )
+
+
+def _beats(path: Path, grace_s: float) -> bool:
+    """True when the file is touched while we watch. Compares its own times, so that no two clocks meet."""
+    first = _touched(path)
+    end = time.monotonic() + grace_s
+    while time.monotonic() < end:
+        time.sleep(min(0.5, grace_s))
+        now = _touched(path)
+        if now is None or first is None:
+            return False
+        if now != first:
+            return True
+    return False
+
+
+def _touched(path: Path) -> int | None:
+    # Opening first makes a network filesystem look again instead of answering from its cache.
+    try:
+        with path.open("rb") as file:
+            return os.fstat(file.fileno()).st_mtime_ns
+    except OSError:
+        return None

@@ -1,0 +1,110 @@
+"""run.json: what a run is. Written whole, by temporary name and rename."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loopscope.errors import NotARunError, StoreError
+from loopscope.store.disk import Disk, write_file
+from loopscope.store.ids import Process
+from loopscope.store.names import MANIFEST
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt to train the run: from a start or a resume to the next."""
+
+    attempt: int
+    """Number, from 1."""
+    parent_attempt: int | None = None
+    """The attempt whose checkpoint it loaded; None when it started fresh."""
+    first_step: int = 1
+    """First step it trains: restored step + 1."""
+    world_size: int = 1
+    process: Process | None = None
+    """Who claimed it; None where it was found in the rows alone."""
+    started: datetime | None = None
+    loopscope_version: str | None = None
+    torch_version: str | None = None
+    python_version: str | None = None
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """Identity of a run and what is needed to read its rows. All plain data."""
+
+    format: int = 1
+    """Layout of the run directory."""
+    run_id: str
+    """UUIDv7, made once."""
+    run_name: str = ""
+    """For people."""
+    created: datetime
+    process: Process | None = None
+    """Who created it; None where the manifest was rebuilt from the rows."""
+    loopscope_version: str = ""
+    expected_visits: list[dict[str, Any]] = []
+    """The visits that the model's configuration promises, as plain VisitSpec fields, at the largest R."""
+    trace_meta: dict[str, Any] | None = None
+    configuration: dict[str, Any] = {}
+    """Loopscope's own configuration and the trainer's."""
+    versions: dict[str, str] = {}
+    """Package → version."""
+    corpora: dict[str, str] = {}
+    """Probe corpus → hash."""
+    null_reasons: dict[str, dict[str, str]] = {}
+    """Table → column → why it is null in every row."""
+    parent_run_id: str | None = None
+    """The run that this one branched from."""
+    parent_step: int | None = None
+    """The step of that run's checkpoint."""
+    schemas: dict[str, int] = {}
+    """Table → newest schema version written."""
+    attempts: list[Attempt] = []
+    """A copy of attempts/, for people; the folder is the truth."""
+    rebuilt: bool = False
+    """True where run.json was missing or invalid and this was put together from the rows."""
+
+
+_ENCODER = msgspec.json.Encoder()
+_DECODER = msgspec.json.Decoder(Manifest)
+
+
+def write_manifest(disk: Disk, root: Path, manifest: Manifest) -> None:
+    """Put run.json in place.
+
+    Raises:
+        StoreError: the configuration holds something that JSON cannot hold.
+        OSError: the disk refused.
+    """
+    try:
+        text = msgspec.json.format(_ENCODER.encode(manifest), indent=2)
+    except (TypeError, ValueError) as error:
+        raise StoreError(
+            f"run.json cannot hold the configuration: {error}. Hand over plain data: dicts, lists, text, numbers."
+        ) from None
+    write_file(disk, root / MANIFEST, text + b"\n")
+
+
+def read_manifest(root: Path) -> Manifest:
+    """The manifest of a run directory.
+
+    Raises:
+        NotARunError: there is no run.json.
+        StoreError: there is one that cannot be read.
+    """
+    path = root / MANIFEST
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotARunError(
+            f"{root} is not a run: it has no {MANIFEST}. Give the folder that `--out` named when it was trained."
+        ) from None
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror or error}") from None
+    try:
+        return _DECODER.decode(data)
+    except msgspec.DecodeError as error:
+        raise StoreError(f"{path} is not a valid run manifest: {error}") from None

@@ -1,0 +1,361 @@
+"""RunStore: a run directory that this process writes into."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loopscope import __version__
+from loopscope.errors import ConfigError, NotARunError, RunExistsError, StoreError
+from loopscope.store.attempts import create_attempt, merge_attempts, read_attempts
+from loopscope.store.disk import LOCAL_DISK, Disk
+from loopscope.store.ids import this_process, uuid7
+from loopscope.store.journal import JournalHeader
+from loopscope.store.keeper import Keeper
+from loopscope.store.live_table import refresh_attempt_table
+from loopscope.store.locks import Lock, take_lock
+from loopscope.store.manifest import Attempt, Manifest, read_manifest, write_manifest
+from loopscope.store.names import ATTEMPTS_DIR, JOURNAL_DIR, MANIFEST, TABLES_DIR, check_writer
+from loopscope.store.options import StoreOptions
+from loopscope.store.schema import TableSchema
+from loopscope.store.sealer import seal_all
+from loopscope.store.tables import TABLES
+from loopscope.store.writer import RowWriter
+
+
+class RunStore:
+    """A run directory, open for writing. Rank 0 creates it and claims attempts; every rank may open it.
+
+    Made by `create` and `open`.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        manifest: Manifest,
+        options: StoreOptions,
+        disk: Disk,
+        tables: Mapping[str, TableSchema],
+    ) -> None:
+        self.path = root
+        self.manifest = manifest
+        self.options = options
+        self._disk = disk
+        self._tables = tables
+        self._owner: Lock | None = None
+        self._writers: list[RowWriter] = []
+        self._keeper = Keeper(root, options)
+        self._pid = os.getpid()
+
+    @property
+    def run_id(self) -> str:
+        """UUIDv7 of the run."""
+        return self.manifest.run_id
+
+    @property
+    def seal_failures(self) -> int:
+        """Sealings in the background that failed and are tried again; the rows are safe in their journals."""
+        return self._keeper.seal_failures
+
+    @property
+    def last_error(self) -> str | None:
+        """Why the last background chore failed; text."""
+        return self._keeper.last_error
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path,
+        *,
+        resume: bool = False,
+        run_id: str | None = None,
+        run_name: str = "",
+        expected_visits: Sequence[Mapping[str, Any]] = (),
+        trace_meta: Mapping[str, Any] | None = None,
+        configuration: Mapping[str, Any] | None = None,
+        versions: Mapping[str, str] | None = None,
+        corpora: Mapping[str, str] | None = None,
+        null_reasons: Mapping[str, Mapping[str, str]] | None = None,
+        parent_run_id: str | None = None,
+        parent_step: int | None = None,
+        options: StoreOptions | None = None,
+        disk: Disk = LOCAL_DISK,
+        tables: Mapping[str, TableSchema] = TABLES,
+    ) -> RunStore:
+        """Make a run directory; with `resume`, open the one that is there.
+
+        Raises:
+            RunExistsError: the folder holds a run already (without `resume`).
+            NotARunError: it holds none (with `resume`).
+            ConfigError: it cannot be written.
+        """
+        root = Path(path)
+        if resume:
+            return cls.open(root, options=options, disk=disk, tables=tables)
+        _refuse_existing(root)
+        options = options or StoreOptions()
+        manifest = Manifest(
+            run_id=run_id or uuid7(),
+            run_name=run_name or root.name,
+            created=datetime.now(UTC),
+            process=this_process(),
+            loopscope_version=__version__,
+            expected_visits=[dict(v) for v in expected_visits],
+            trace_meta=None if trace_meta is None else dict(trace_meta),
+            configuration=dict(configuration or {}),
+            versions=dict(versions or {}),
+            corpora=dict(corpora or {}),
+            null_reasons={t: dict(r) for t, r in (null_reasons or {}).items()},
+            parent_run_id=parent_run_id,
+            parent_step=parent_step,
+            schemas={name: schema.version for name, schema in tables.items()},
+        )
+        try:
+            for folder in (JOURNAL_DIR, ATTEMPTS_DIR, TABLES_DIR):
+                disk.mkdir(root / folder)
+            lock = take_lock(disk, root / JOURNAL_DIR, "owner", manifest.run_id, grace_s=options.grace_s)
+            # Whoever holds the lock decides; another process may have made the run while we waited.
+            _refuse_existing(root)
+            write_manifest(disk, root, manifest)
+        except OSError as error:
+            if isinstance(error, StoreError):
+                raise
+            raise _unwritable(root, error) from None
+        store = cls(root, manifest, options, disk, tables)
+        store._own(lock)
+        return store
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        *,
+        options: StoreOptions | None = None,
+        disk: Disk = LOCAL_DISK,
+        tables: Mapping[str, TableSchema] = TABLES,
+    ) -> RunStore:
+        """Open a run directory for writing.
+
+        Raises:
+            NotARunError: the folder holds no run.
+            StoreError: run.json cannot be read.
+            ConfigError: the folder cannot be written.
+        """
+        root = Path(path)
+        manifest = read_manifest(root)
+        if manifest.format > 1:
+            raise StoreError(
+                f"{root} has layout {manifest.format}, this loopscope {__version__} writes layout 1. Use the version "
+                f"that made it ({manifest.loopscope_version}) or a later one."
+            )
+        try:
+            for folder in (JOURNAL_DIR, ATTEMPTS_DIR, TABLES_DIR):
+                disk.mkdir(root / folder)
+        except OSError as error:
+            raise _unwritable(root, error) from None
+        return cls(root, manifest, options or StoreOptions(), disk, tables)
+
+    def update_manifest(self, **changes: Any) -> None:
+        """Change fields of run.json (expected_visits, corpora, ...); for the owner alone."""
+        self.manifest = msgspec.structs.replace(self.manifest, **changes)
+        write_manifest(self._disk, self.path, self.manifest)
+
+    def claim_attempt(
+        self,
+        *,
+        first_step: int,
+        parent_attempt: int | None = None,
+        world_size: int = 1,
+        torch_version: str | None = None,
+    ) -> Attempt:
+        """Claim the run's next attempt; rank 0 alone does this, in its first step, and tells the others.
+
+        Args:
+            first_step: restored step + 1.
+            parent_attempt: the attempt that wrote the checkpoint that was loaded; None for a fresh start.
+            world_size: ranks of this attempt.
+            torch_version: version of torch that trains.
+
+        Raises:
+            RunExistsError: another living process writes this run.
+            ConfigError: a number is out of range, or the folder cannot be written.
+        """
+        if first_step < 0 or world_size < 1:
+            raise ConfigError(
+                f"first_step is {first_step} and world_size {world_size}, expected first_step >= 0, world_size >= 1"
+            )
+        known = {a.attempt for a in merge_attempts(read_attempts(self.path)[0], self.manifest.attempts)}
+        if parent_attempt is not None and parent_attempt not in known:
+            raise ConfigError(
+                f"parent_attempt is {parent_attempt}, expected one of {sorted(known)}, the attempts of run "
+                f"{self.run_id}. The checkpoint belongs to another run, or names an attempt that was removed."
+            )
+        wanted = Attempt(
+            attempt=0,
+            parent_attempt=parent_attempt,
+            first_step=first_step,
+            world_size=world_size,
+            process=this_process(),
+            started=datetime.now(UTC),
+            loopscope_version=__version__,
+            torch_version=torch_version,
+            python_version=platform.python_version(),
+        )
+        try:
+            if self._owner is None:
+                grace = self.options.grace_s
+                self._own(take_lock(self._disk, self.path / JOURNAL_DIR, "owner", self.run_id, grace_s=grace))
+            attempt = create_attempt(self._disk, self.path, wanted)
+            attempts, _ = read_attempts(self.path)
+            self.update_manifest(attempts=merge_attempts(attempts, self.manifest.attempts))
+            refresh_attempt_table(self.path, disk=self._disk)
+        except OSError as error:
+            if isinstance(error, StoreError):
+                raise
+            raise _unwritable(self.path, error) from None
+        self._announce_orphans(attempt.attempt)
+        return attempt
+
+    def writer(self, *, attempt: int | Attempt, writer: str = "r0") -> RowWriter:
+        """The writer of one process's rows.
+
+        Args:
+            attempt: what rank 0 claimed, or its number.
+            writer: name of this process within the run, such as "r0"; letters, digits and underscores.
+
+        Raises:
+            RunExistsError: a living process writes under this name in this attempt.
+            StoreError: the attempt is not there.
+            ConfigError: the name cannot be part of a file name, or the folder cannot be written.
+        """
+        check_writer(writer)
+        record = attempt if isinstance(attempt, Attempt) else self._attempt(attempt)
+        header = JournalHeader(
+            run_id=self.run_id,
+            attempt=record.attempt,
+            parent_attempt=record.parent_attempt,
+            first_step=record.first_step,
+            world_size=record.world_size,
+            writer=writer,
+            seq=self._last_seq(record.attempt, writer),
+            schemas={name: schema.version for name, schema in self._tables.items()},
+            loopscope_version=__version__,
+        )
+        folder = self.path / JOURNAL_DIR
+        name = f"{record.attempt:05d}-{writer}"
+        try:
+            lock = take_lock(self._disk, folder, name, self.run_id, grace_s=self.options.grace_s)
+        except OSError as error:
+            if isinstance(error, StoreError):
+                raise
+            raise _unwritable(self.path, error) from None
+        rows = RowWriter(
+            root=self.path,
+            header=header,
+            tables=self._tables,
+            disk=self._disk,
+            lock=lock,
+            options=self.options,
+            on_rotated=self._keeper.announce,
+            on_closed=self._forget,
+            seal_on_close=self._seal_writer,
+        )
+        self._writers.append(rows)
+        self._keeper.add(rows.tick)
+        return rows
+
+    def close(self, seal: bool = True) -> None:
+        """Close every writer, and give the run back."""
+        if os.getpid() != self._pid:
+            return
+        for writer in list(self._writers):
+            writer.close(seal=seal)
+        self._keeper.stop()
+        if self._owner is not None:
+            self._owner.release()
+            self._owner = None
+
+    def __enter__(self) -> RunStore:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _own(self, lock: Lock) -> None:
+        self._owner = lock
+        self._keeper.add(lock.beat)
+
+    def _attempt(self, number: int) -> Attempt:
+        for record in read_attempts(self.path)[0]:
+            if record.attempt == number:
+                return record
+        raise StoreError(
+            f"attempt {number} of run {self.run_id} is not there; expected a number that claim_attempt() returned on "
+            "rank 0. Broadcast it to the other ranks after it was claimed."
+        )
+
+    def _last_seq(self, attempt: int, writer: str) -> int:
+        """The highest sequence number that this writer's files have: the next file takes the one behind it."""
+        prefix = f"{attempt:05d}-{writer}-"
+        names = [p.name for p in (self.path / JOURNAL_DIR).glob(f"{prefix}*")]
+        names += [p.name[5:] for p in (self.path / TABLES_DIR).glob(f"*/part-{prefix}*")]
+        numbers = [n[len(prefix) :].split("-")[0].split(".")[0] for n in names]
+        return max([0, *(int(n) for n in numbers if n.isdigit())])
+
+    def _seal_writer(self, writer: RowWriter) -> None:
+        names = self._keeper.take_waiting(f"{writer.attempt:05d}-{writer.name}-")
+        failures = seal_all(self.path, names, disk=self._disk, tables=self._tables)
+        if failures:
+            raise StoreError("; ".join(failures))
+
+    def _forget(self, writer: RowWriter) -> None:
+        self._keeper.remove(writer.tick)
+        if writer in self._writers:
+            self._writers.remove(writer)
+
+    def _announce_orphans(self, newest: int) -> None:
+        """Journals of earlier attempts, left by processes that died, are sealed in the background."""
+        folder = self.path / JOURNAL_DIR
+        for path in sorted(folder.glob("*.wal")):
+            attempt, _, rest = path.name.partition("-")
+            held = any(folder.glob(f"{attempt}-{rest.partition('-')[0]}.*.lock"))
+            if attempt.isdigit() and int(attempt) < newest and not held:
+                self._keeper.announce(path.name)
+
+
+def _refuse_existing(root: Path) -> None:
+    if root.exists() and not root.is_dir():
+        raise ConfigError(f"{root} is a file, expected a folder that does not exist or is empty")
+    try:
+        manifest = read_manifest(root)
+    except NotARunError:
+        if any((root / TABLES_DIR).glob("*/*.parquet")) or any((root / JOURNAL_DIR).glob("*.wal")):
+            raise RunExistsError(
+                f"{root} holds rows of a run whose {MANIFEST} is missing. Choose another folder."
+            ) from None
+        return
+    except StoreError as error:
+        raise RunExistsError(
+            f"{root} holds a run that cannot be read ({error}). Choose another folder."
+        ) from None
+    except OSError as error:
+        raise _unwritable(root, error) from None
+    process = manifest.process
+    raise RunExistsError(
+        f"{root} already holds run {manifest.run_id} ({manifest.run_name}), created by host "
+        f"{process.host if process else 'unknown'}, pid {process.pid if process else 'unknown'}, started "
+        f"{manifest.created.isoformat(timespec='seconds')}. Choose another folder, or resume that run."
+    )
+
+
+def _unwritable(root: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"{root} cannot be written: {error.strerror or error}. Give a folder on a disk with space, which this user "
+        "may write."
+    )

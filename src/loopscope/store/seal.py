@@ -1,0 +1,121 @@
+"""Sealing: a journal that nobody writes any more becomes one Parquet part per table, then goes away."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from loopscope.errors import SchemaError
+from loopscope.store.arrow_rows import ArrowRows
+from loopscope.store.disk import LOCAL_DISK, Disk
+from loopscope.store.journal import JournalHeader, decode_journal, journal_header, read_journal
+from loopscope.store.names import JOURNAL_DIR, Segment, parse_journal, parse_part, table_dir
+from loopscope.store.parts import PartMeta, file_crc, write_part
+from loopscope.store.schema import TableSchema
+from loopscope.store.tables import TABLES
+
+DAMAGED = ".damaged"
+"""Added to the name of a journal that was sealed although some of it could not be read: it is kept."""
+
+
+@dataclass
+class Sealed:
+    """What sealing one journal did."""
+
+    journal: str
+    parts: list[Path] = field(default_factory=list)
+    rows: int = 0
+    lost: int = 0
+    faults: list[str] = field(default_factory=list)
+
+
+def seal_journal(
+    root: Path, name: str, *, disk: Disk = LOCAL_DISK, tables: Mapping[str, TableSchema] = TABLES
+) -> Sealed:
+    """Seal `journal/<name>`, which no process may be writing.
+
+    May be stopped at any point and run again: parts that are already in place are kept, and the journal goes
+    only after all of them.
+
+    Raises:
+        SchemaError: a newer loopscope wrote the journal; sealing it here would lose columns.
+        OSError: the disk refused; the journal is still there.
+    """
+    path = root / JOURNAL_DIR / name
+    segment = parse_journal(name)
+    if segment is None:
+        raise SchemaError(f"{path} is no journal; expected <attempt>-<writer>-<seq>.wal")
+    data = read_journal(path)
+    header = journal_header(data)
+    result = Sealed(name)
+    if header is None:
+        if decode_journal(path, data, lambda table, row: None).num_rows:
+            # Without its header nothing says whose rows these are: leave them for the reader, which knows the run.
+            raise SchemaError(
+                f"{path.name}: the first record is damaged; it is read in place, and cannot be sealed"
+            )
+        disk.unlink(path)
+        return result
+    _check_versions(path, header, tables)
+    rows = ArrowRows(tables, {"run_id": header.run_id, "attempt": header.attempt})
+    content = decode_journal(path, data, rows)
+    del data
+    chunks = rows.tables()
+    result.faults = list(content.faults)
+    result.lost = content.lost + sum(rows.misfits.values())
+    done = _tables_in_place(root, segment)
+    for table, parts in chunks.items():
+        result.rows += sum(p.num_rows for p in parts)
+        if table in done or not parts:
+            continue
+        meta = part_meta(header, tables[table], lost_rows=result.lost)
+        result.parts.append(write_part(disk, root, tables[table], meta, parts))
+    if result.lost:
+        disk.replace(path, path.with_name(path.name + DAMAGED))
+    else:
+        disk.unlink(path)
+    with contextlib.suppress(OSError):
+        disk.fsync_dir(path.parent)
+    return result
+
+
+def part_meta(header: JournalHeader, schema: TableSchema, *, lost_rows: int = 0) -> PartMeta:
+    """What a part made of this journal says of itself."""
+    return PartMeta(
+        table=schema.name,
+        schema_version=schema.version,
+        run_id=header.run_id,
+        attempt=header.attempt,
+        writer=header.writer,
+        seq=header.seq,
+        parent_attempt=header.parent_attempt,
+        first_step=header.first_step,
+        world_size=header.world_size,
+        loopscope_version=header.loopscope_version,
+        lost_rows=lost_rows,
+    )
+
+
+def _check_versions(path: Path, header: JournalHeader, tables: Mapping[str, TableSchema]) -> None:
+    newer = {t: v for t, v in header.schemas.items() if t not in tables or v > tables[t].version}
+    if newer:
+        raise SchemaError(
+            f"{path.name} was written by loopscope {header.loopscope_version} with newer schemas {newer}; sealing it "
+            "here would lose columns. Seal it with that version or a later one."
+        )
+
+
+def _tables_in_place(root: Path, segment: Segment) -> set[str]:
+    """Tables of which this segment's part already exists, whole."""
+    found = set()
+    for table in TABLES:
+        folder = table_dir(root, table)
+        if not folder.is_dir():
+            continue
+        for path in folder.glob(f"part-{segment.stem}-*.parquet"):
+            parsed = parse_part(path.name)
+            if parsed is not None and file_crc(path) == parsed[1]:
+                found.add(table)
+    return found

@@ -1,0 +1,74 @@
+"""`python -m loopscope.store.sealer RUN JOURNAL...`: seals journals in a process of its own.
+
+Converting rows to Parquet in a thread of the training process would hold the interpreter's lock for milliseconds
+at a time; here it costs the training thread nothing, and a crash of the Parquet library stays here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from loopscope.errors import StoreError
+from loopscope.store.disk import LOCAL_DISK, Disk
+from loopscope.store.live_table import refresh_attempt_table
+from loopscope.store.schema import TableSchema
+from loopscope.store.seal import seal_journal
+from loopscope.store.tables import TABLES
+
+
+def seal_all(
+    root: Path,
+    names: Sequence[str],
+    *,
+    disk: Disk = LOCAL_DISK,
+    tables: Mapping[str, TableSchema] = TABLES,
+) -> list[str]:
+    """Seal each journal; returns what went wrong, as text. The table of attempts is written anew."""
+    failures = []
+    for name in names:
+        try:
+            sealed = seal_journal(root, name, disk=disk, tables=tables)
+            failures += sealed.faults
+        except FileNotFoundError:
+            continue  # Somebody else sealed it.
+        except (OSError, StoreError) as error:
+            failures.append(f"{name}: {type(error).__name__}: {error}")
+    with contextlib.suppress(OSError, StoreError):
+        refresh_attempt_table(root, disk=disk)
+    return failures
+
+
+def start_sealer(root: Path, names: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start the process. Raises OSError where it cannot be started."""
+    if not sys.executable:
+        raise OSError("there is no interpreter to start")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "loopscope.store.sealer", str(root), *names],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        close_fds=True,
+        start_new_session=True,
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit status 0 when every journal was sealed whole."""
+    with contextlib.suppress(OSError):
+        os.nice(10)  # Training comes first.
+    root, *names = arguments
+    failures = seal_all(Path(root), names)
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

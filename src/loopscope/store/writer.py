@@ -1,0 +1,286 @@
+"""RowWriter: what a training process appends its rows to."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from loopscope.errors import SchemaError, StoreError
+from loopscope.store.disk import Disk
+from loopscope.store.journal import Journal, JournalHeader
+from loopscope.store.locks import Lock
+from loopscope.store.names import JOURNAL_DIR, Segment
+from loopscope.store.options import StoreOptions
+from loopscope.store.schema import TableSchema
+
+OnError = Literal["record", "raise"]
+_log = logging.getLogger("loopscope.store")
+
+
+class RowWriter:
+    """Appends rows of every table to this process's journal.
+
+    `append` encodes the row and hands it to the kernel; it never waits for the disk. A row that it took survives
+    the death of the process, and after `fsync_s` the death of the machine.
+
+    Under ``on_error="record"`` no method raises for a row or a disk: what could not be written is counted in
+    `dropped`, and the count is written as a health row as soon as there is space again. A forked child's copy
+    does nothing.
+
+    Made by `RunStore.writer`.
+    """
+
+    def __init__(
+        self,
+        *,
+        root: Path,
+        header: JournalHeader,
+        tables: Mapping[str, TableSchema],
+        disk: Disk,
+        lock: Lock,
+        options: StoreOptions,
+        on_rotated: Callable[[str], None],
+        on_closed: Callable[[RowWriter], None],
+        seal_on_close: Callable[[RowWriter], None],
+    ) -> None:
+        self._root = root
+        self._header = header
+        self._tables = tables
+        self._disk = disk
+        self._lock = lock
+        self.on_error: OnError = options.on_error
+        self._options = options
+        self._on_rotated = on_rotated
+        self._on_closed = on_closed
+        self._seal_on_close = seal_on_close
+        self._mutex = threading.Lock()
+        self._pid = os.getpid()
+        self._journal: Journal | None = None
+        self._retired: deque[Journal] = deque()
+        self._seq = header.seq
+        self._opened = self._synced = time.monotonic()
+        self._closed = False
+        self._last_step = 0
+        self._reported = 0
+        self.attempted = 0
+        """Rows handed to `append`."""
+        self.dropped = 0
+        """Rows that could not be written."""
+        self.last_error: str | None = None
+        """Why the last dropped row was dropped, or the last fsync failed; text."""
+        self.fsync_failures = 0
+
+    @property
+    def attempt(self) -> int:
+        """The attempt whose rows these are."""
+        return self._header.attempt
+
+    @property
+    def name(self) -> str:
+        """The writer's name in file names."""
+        return self._header.writer
+
+    @property
+    def run_id(self) -> str:
+        """The run."""
+        return self._header.run_id
+
+    def append(self, table: str, row: Mapping[str, object]) -> None:
+        """Write one row; missing columns are null, and run_id, attempt and wall_time are filled in.
+
+        Raises:
+            SchemaError: under "raise", where a column is unknown or a value does not fit it (NaN and ±inf fit
+                none).
+            StoreError: under "raise", where the disk refused the row or the writer is closed.
+        """
+        if os.getpid() != self._pid:
+            return
+        with self._mutex:
+            self.attempted += 1
+            try:
+                if self._closed:
+                    raise StoreError(f"writer {self.name!r} is closed; expected no row after close()")
+                self._write(table, self.check(table, row))
+            except StoreError as error:
+                self._drop(f"{type(error).__name__}: {error}")
+                if self.on_error == "raise":
+                    raise
+            except Exception as error:
+                self._drop(f"{type(error).__name__}: {error}")
+                if self.on_error == "raise":
+                    raise StoreError(f"a row of table {table!r} could not be written: {error}") from error
+
+    def check(self, table: str, row: Mapping[str, object]) -> msgspec.Struct:
+        """The row in its typed form.
+
+        Raises:
+            SchemaError: it does not fit the table.
+        """
+        schema = self._tables.get(table)
+        if schema is None:
+            raise SchemaError(f"there is no table {table!r}; expected one of {sorted(self._tables)}")
+        full: dict[str, Any] = {"run_id": self.run_id, "attempt": self.attempt, **row}
+        if full["run_id"] != self.run_id or full["attempt"] != self.attempt:
+            raise SchemaError(
+                f"a row of table {table!r} belongs to run {full['run_id']!r}, attempt {full['attempt']!r}; this "
+                f"writer writes run {self.run_id!r}, attempt {self.attempt}. Leave both out: the writer knows them."
+            )
+        if "wall_time" not in full and "wall_time" in schema.name_set:
+            full["wall_time"] = datetime.now(UTC)
+        try:
+            return msgspec.convert(full, schema.row_type)
+        except msgspec.ValidationError as error:
+            raise SchemaError(
+                f"a row of table {table!r} does not fit schema version {schema.version}: {error}. Expected plain "
+                "Python values, finite floats, null (None) where a value is missing."
+            ) from None
+
+    def flush(self, durable: bool = False) -> None:
+        """Rows are with the kernel already; `durable` also waits until they are on the disk.
+
+        Raises:
+            StoreError: under "raise", where the disk refused.
+        """
+        if os.getpid() != self._pid:
+            return
+        self._report_dropped()
+        if durable:
+            self._settle_retired()
+        if durable and not self._sync() and self.on_error == "raise":
+            raise StoreError(f"rows of writer {self.name!r} could not be made durable: {self.last_error}")
+
+    def close(self, seal: bool = True) -> None:
+        """Write what is left, make it durable, seal it, give the writer's files back. A second call does nothing."""
+        if os.getpid() != self._pid or self._closed:
+            return
+        self._report_dropped()
+        with self._mutex:
+            self._closed = True
+            self._retire()
+        self._settle_retired()
+        if self.dropped:
+            _log.warning(
+                "loopscope: %d of %d rows of writer %s could not be written (%s)",
+                self.dropped, self.attempted, self.name, self.last_error,
+            )  # fmt: skip
+        if seal:
+            try:
+                self._seal_on_close(self)
+            except Exception as error:
+                self.last_error = f"{type(error).__name__}: {error}"
+                _log.warning("loopscope: sealing failed, the journal is kept (%s)", self.last_error)
+                if self.on_error == "raise":
+                    raise StoreError(f"sealing failed, the journal is kept: {error}") from error
+        self._lock.release()
+        self._on_closed(self)
+
+    def tick(self) -> None:
+        """Chores of the background thread: fsync by time, rotation by age, the count of dropped rows."""
+        self._lock.beat()
+        now = time.monotonic()
+        self._settle_retired()
+        self._report_dropped()
+        if now - self._synced >= self._options.fsync_s:
+            self._sync()
+        with self._mutex:
+            if (
+                self._journal is not None
+                and self._journal.rows
+                and now - self._opened >= self._options.rotate_s
+            ):
+                self._retire()
+
+    def _write(self, table: str, row: msgspec.Struct) -> None:
+        journal = self._journal
+        if journal is None:
+            journal = self._begin_journal()
+        journal.append(table, row)
+        step = getattr(row, "step", None)
+        if step is not None:
+            self._last_step = step
+        if journal.size >= self._options.rotate_bytes:
+            self._retire()
+
+    def _begin_journal(self) -> Journal:
+        # A number is used once, even where creating the file failed half-way.
+        self._seq += 1
+        header = msgspec.structs.replace(self._header, seq=self._seq)
+        path = self._root / JOURNAL_DIR / Segment(header.attempt, header.writer, header.seq).journal
+        self._journal = Journal(self._disk, path, header)
+        self._opened = time.monotonic()
+        return self._journal
+
+    def _retire(self) -> None:
+        """Start a new file with the next row. What the old one needs is slow, and left to the background."""
+        journal, self._journal = self._journal, None
+        if journal is not None:
+            self._retired.append(journal)
+
+    def _settle_retired(self) -> None:
+        while self._retired:
+            journal = self._retired.popleft()
+            try:
+                self._disk.fsync(journal.fd)
+            except OSError as error:
+                self.fsync_failures += 1
+                self.last_error = f"fsync: {error}"
+            with contextlib.suppress(OSError):
+                self._disk.close(journal.fd)
+            self._on_rotated(journal.path.name)
+
+    def _sync(self) -> bool:
+        """fsync without holding up `append`: on a descriptor of its own, outside the lock."""
+        with self._mutex:
+            self._synced = time.monotonic()
+            journal = self._journal
+            if journal is None or not journal.dirty:
+                return True
+            journal.dirty = False
+            try:
+                fd = os.dup(journal.fd)
+            except OSError as error:
+                self.last_error = f"dup: {error}"
+                return False
+        try:
+            self._disk.fsync(fd)
+        except OSError as error:
+            self.fsync_failures += 1
+            self.last_error = f"fsync: {error}"
+            journal.dirty = True
+            return False
+        finally:
+            os.close(fd)
+        return True
+
+    def _drop(self, reason: str) -> None:
+        self.dropped += 1
+        self.last_error = reason
+
+    def _report_dropped(self) -> None:
+        """Write how many rows were dropped since this was last written; try again later where that fails."""
+        with self._mutex:
+            count = self.dropped - self._reported
+            if count <= 0 or self._closed:
+                return
+            row = {
+                "step": self._last_step,
+                "event": "dropped_rows",
+                "severity": "critical",
+                "count": count,
+                "detail": self.last_error,
+            }
+            try:
+                self._write("health", self.check("health", row))
+                self._reported += count
+            except Exception as error:  # noqa: BLE001 - the rows stay counted, the next try comes soon
+                self.last_error = f"{type(error).__name__}: {error}"
