@@ -2,7 +2,7 @@
 
 from loopscope.integrations.toy.guard import GuardedCollector
 from loopscope.integrations.toy.inject import LEAK_KINDS, LeakingCollector, LeakKind
-from loopscope.integrations.toy.loop import ToyResult, ToySettings, train_toy
+from loopscope.integrations.toy.loop import ToyResult, ToySettings, build_toy_model, train_toy
 from loopscope.integrations.toy.text import ToyCorpus, load_toy_corpus
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "ToyCorpus",
     "ToyResult",
     "ToySettings",
+    "build_toy_model",
     "load_toy_corpus",
     "train_toy",
 ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -37,8 +38,12 @@ class ToyCorpus:
     """int64 [N], in order."""
     probe_ids: Tensor
     """int64 [D, S], never trained on."""
-    probe_hash: str
+    corpus_hash: str
     """SHA-256 over the probe's shape and tokens."""
+    name: str = "toy"
+    """Name of the corpus in probe rows."""
+    strata: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Stratum kind → one stratum per document; the toy has none but "all"."""
 
     def batch(self, generator: torch.Generator, *, batch_size: int, seq_len: int) -> Tensor:
         """Random windows of the training part: int64 [batch_size, seq_len]."""
@@ -56,5 +61,5 @@ def load_toy_corpus() -> ToyCorpus:
     probe_ids = ids[-held_out:].view(_PROBE_DOCUMENTS, _PROBE_LENGTH)
     digest = hashlib.sha256(f"{list(probe_ids.shape)}{probe_ids.tolist()}".encode()).hexdigest()
     return ToyCorpus(
-        vocab_size=len(alphabet), train_ids=ids[:-held_out], probe_ids=probe_ids, probe_hash=digest
+        vocab_size=len(alphabet), train_ids=ids[:-held_out], probe_ids=probe_ids, corpus_hash=digest
     )
