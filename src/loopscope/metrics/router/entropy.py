@@ -12,7 +12,6 @@ from torch import Tensor
 from loopscope.metrics.context import VisitContext
 from loopscope.metrics.metric import NOT_APPLICABLE, Family, Metric, Slot
 from loopscope.metrics.partials import Partials
-from loopscope.metrics.router.load import entropy
 
 
 def _partial(c: VisitContext) -> Mapping[str, Tensor]:
@@ -21,10 +20,13 @@ def _partial(c: VisitContext) -> Mapping[str, Tensor]:
 
 def _finish(p: Partials) -> Mapping[str, Any]:
     mean = p.mean("entropy")
+    mean_prob = p["prob"] / p.tokens
+    # Not normalised again: probabilities rounded to a half type sum to 1 only nearly, in both terms alike.
+    marginal = -np.where(mean_prob == 0, 0.0, mean_prob * np.log(mean_prob)).sum()
     return {
         "token_entropy_mean": mean,
         "token_entropy_ratio": mean / np.log(p.num_experts) if p.num_experts > 1 else NOT_APPLICABLE,
-        "mutual_information": entropy(p["prob"]) - mean if np.isfinite(p["prob"]).all() else np.nan,
+        "mutual_information": marginal - mean,
     }
 
 
