@@ -18,7 +18,7 @@ from loopscope.cli.console import make_console, step_progress
 
 _TORCHRUN = "loopscope.integrations.torchtitan.torchrun"
 _LAUNCHER = "loopscope.integrations.torchtitan.launch"
-_STEP = re.compile(r"\bstep:\s*(?:\x1b\[[0-9;]*m)*\s*(\d+)")
+_STEP = re.compile(r"step:\s*(?:\x1b\[[0-9;]*m)*\s*(\d+)")
 """torchtitan's log line of a step; colours may stand between."""
 
 

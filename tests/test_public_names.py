@@ -1,0 +1,57 @@
+"""The reviewed list of public names. A change here is a change of what users may import."""
+
+from __future__ import annotations
+
+import pytest
+
+import loopscope
+
+PUBLIC = {
+    "ACTIVE_TRACE_SINK",
+    "CheckpointMismatchError",
+    "ConfigError",
+    "LOOP_AXIS_PROVENANCE",
+    "LeakError",
+    "LoopTraceCollector",
+    "Loopscope",
+    "LoopscopeError",
+    "LossComponents",
+    "MetricInputError",
+    "NotARunError",
+    "NullCollector",
+    "ParquetCollector",
+    "ProbeError",
+    "ROUTER_LOGITS_ARE_PRESOFTMAX",
+    "RunExistsError",
+    "SchemaError",
+    "StoreError",
+    "TraceError",
+    "TraceMeta",
+    "TracePoint",
+    "TraceSink",
+    "UnsupportedError",
+    "VisitSpec",
+    "__version__",
+    "assert_trace_released",
+    "legacy_trace_point_factory",
+    "open_run",
+    "reduce_trace",
+    "run_probe_forward",
+    "unrolled_position",
+    "watch_trace",
+}
+
+
+def test_the_list_is_the_reviewed_one() -> None:
+    assert set(loopscope.__all__) == PUBLIC
+    assert set(dir(loopscope)) == PUBLIC
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_every_name_can_be_imported(name: str) -> None:
+    assert getattr(loopscope, name) is not None
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = loopscope.nothing
