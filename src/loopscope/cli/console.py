@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -18,6 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 MISSING = "–"
 """Shown where there is no value; the reason follows where one is known."""
@@ -54,12 +55,17 @@ def number(value: float | int | None, digits: int = 4) -> str:
     return f"{value:.{digits - 1}e}"
 
 
-def make_table(title: str, columns: Sequence[str], *, left: Sequence[str] = ()) -> Table:
+def make_table(columns: Sequence[str], *, left: Sequence[str] = ()) -> Table:
     """A plain table; columns are right-aligned, those named in `left` are not."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1))
     for name in columns:
         table.add_column(name, justify="left" if name in left else "right", overflow="fold")
     return table
+
+
+def titled(title: str, table: Table) -> list[RenderableType]:
+    """The title, which may be wider than its table, and the table under it."""
+    return [Text(title, style="bold"), table]
 
 
 def _bars(

@@ -1,0 +1,73 @@
+"""Which run this is, and what it holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from loopscope.cli.console import MISSING, make_table, titled
+from loopscope.cli.sections.rows import records
+
+if TYPE_CHECKING:
+    from loopscope.analysis import Run
+    from loopscope.store import Attempt
+
+
+def section(run: Run) -> list[RenderableType]:
+    """Name, identity, attempts, and rows per table."""
+    manifest = run.manifest
+    lines: list[RenderableType] = [
+        Text(f"{manifest.run_name or run.path.name}  {manifest.run_id}", style="bold"),
+        *_progress(run),
+        *_attempts(run),
+    ]
+    counts = [(name, records(run, name, f"select count(*) as n from {name}")[0]["n"]) for name in run.tables]
+    written = [f"{name} {rows}" for name, rows in counts if rows]
+    lines.append(Text("live rows: " + (", ".join(written) if written else "none yet")))
+    return lines
+
+
+def _progress(run: Run) -> list[RenderableType]:
+    found = records(
+        run,
+        "loss",
+        "select min(step) as first, max(step) as last, count(distinct step) as steps, "
+        "max(tokens_seen) as tokens from loss",
+    )
+    if not found or not found[0]["steps"]:
+        return [Text("no training step recorded yet", style="yellow")]
+    row = found[0]
+    text = f"steps {row['first']}–{row['last']} ({row['steps']} recorded)"
+    if row["tokens"]:
+        text += f", {row['tokens']:,} tokens"
+    lines: list[RenderableType] = [Text(text)]
+    gap = row["last"] - row["first"] + 1 - row["steps"]
+    if gap:
+        lines.append(Text(f"{gap} step(s) between them have no loss row", style="yellow"))
+    return lines
+
+
+def _attempts(run: Run) -> list[RenderableType]:
+    if len(run.attempts) == 1:
+        only = run.attempts[0]
+        return [Text(f"1 attempt, {only.world_size} rank(s), on {_host(only)}")]
+    if not run.attempts:
+        return [Text("no attempt yet: training has not begun its first step", style="yellow")]
+    table = make_table(["attempt", "parent", "first step", "live steps", "ranks", "host"], left=["host"])
+    for attempt in run.attempts:
+        live = run.live.get(attempt.attempt)
+        table.add_row(
+            str(attempt.attempt),
+            str(attempt.parent_attempt or MISSING),
+            str(attempt.first_step),
+            "none" if live is None else f"{live.start}–{'' if live.end is None else live.end - 1}",
+            str(attempt.world_size),
+            _host(attempt),
+        )
+    return titled("Attempts", table)
+
+
+def _host(attempt: Attempt) -> str:
+    return attempt.process.host if attempt.process else MISSING

@@ -1,0 +1,60 @@
+"""The fixed corpus: its loss by repetition and domain, first and last probe."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from loopscope.cli.console import make_table, titled
+from loopscope.cli.sections.rows import cell, change, missing_note, records, scope_filter
+
+if TYPE_CHECKING:
+    from loopscope.analysis import Run
+
+_ORDER = {"all": 0, "repetition": 1, "domain": 2}
+_BUCKETS = {"low": 0, "mid": 1, "high": 2}
+
+
+def section(run: Run) -> list[RenderableType]:
+    """One table per corpus (tokens and tokenizer): different hashes never compare."""
+    rows = records(
+        run,
+        "probe_loss",
+        "select step, corpus_name, corpus_hash, stratum_kind, stratum, avg(loss_mean) as loss_mean, "
+        "max(num_documents) as num_documents, any_value(null_reasons) as null_reasons "
+        f"from probe_loss where {scope_filter(run, 'probe_loss')} group by all order by step",
+    )
+    if not rows:
+        return [Text("Probe: none ran", style="yellow")]
+    hashes = dict.fromkeys(row["corpus_hash"] for row in rows)
+    return [part for one in hashes for part in _corpus([row for row in rows if row["corpus_hash"] == one])]
+
+
+def _corpus(rows: list[dict[str, Any]]) -> list[RenderableType]:
+    steps = sorted({row["step"] for row in rows})
+    first, last = steps[0], steps[-1]
+    by_key = {(row["stratum_kind"], row["stratum"], row["step"]): row for row in rows}
+    strata = sorted(
+        {(row["stratum_kind"], row["stratum"]) for row in rows},
+        key=lambda key: (_ORDER.get(key[0], 9), _BUCKETS.get(key[1], 9), key[1]),
+    )
+    table = make_table(
+        ["stratum", "documents", f"step {first}", f"step {last}", "change"],
+        left=["stratum"],
+    )
+    shown = []
+    for kind, name in strata:
+        before, after = by_key.get((kind, name, first), {}), by_key.get((kind, name, last), {})
+        shown += [row for row in (before, after) if row]
+        documents = (after or before).get("num_documents")
+        start, end = before.get("loss_mean"), after.get("loss_mean")
+        label = name if kind == "all" else f"{kind} {name}"
+        table.add_row(label, cell(documents), cell(start), cell(end), change(start, end))
+    note = missing_note(shown, ["loss_mean"])
+    title = (
+        f"Probe loss (nats per token), corpus {rows[0]['corpus_name']} {rows[0]['corpus_hash'][:12]}, "
+        f"{len(steps)} probe(s)"
+    )
+    return [*titled(title, table), *([note] if note else [])]

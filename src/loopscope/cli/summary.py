@@ -1,0 +1,43 @@
+"""`loopscope summary`: what a run saw, as tables in the terminal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Group
+
+from loopscope.analysis import open_run
+from loopscope.cli.console import make_console, working
+from loopscope.cli.sections import health, identity, loop, loss, probe, router
+
+_SECTIONS = (identity, loss, router, loop, probe, health)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Summary:
+    """Show what a run saw: losses, the worst visits, loop convergence, the probe, health.
+
+    Works while the run is being written, after a crash, and on a run that has hardly begun.
+    """
+
+    path: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Folder of the run."""
+
+    def run(self) -> int:
+        """Print the summary; 0.
+
+        Raises:
+            NotARunError: `path` holds no run.
+        """
+        console = make_console()
+        with working("reading the run"):
+            run = open_run(self.path)
+            parts = [Group(*section.section(run)) for section in _SECTIONS]
+        for index, part in enumerate(parts):
+            if index:
+                console.print()
+            console.print(part)
+        return 0
