@@ -68,7 +68,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """True where run.json was missing or invalid and this was put together from the rows."""
 
 
-_ENCODER = msgspec.json.Encoder()
+# A trainer's configuration holds types, paths and enums: their text is what a reader wants to see.
+_ENCODER = msgspec.json.Encoder(enc_hook=str)
 _DECODER = msgspec.json.Decoder(Manifest)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -180,7 +181,7 @@ class RunStore:
             first_step: restored step + 1.
             parent_attempt: the attempt that wrote the checkpoint that was loaded; None for a fresh start.
             world_size: ranks of this attempt.
-            torch_version: version of torch that trains.
+            torch_version: version of torch that trains; from the manifest's versions where None.
 
         Raises:
             RunExistsError: another living process writes this run.
@@ -204,7 +205,7 @@ class RunStore:
             process=this_process(),
             started=datetime.now(UTC),
             loopscope_version=__version__,
-            torch_version=torch_version,
+            torch_version=torch_version or self.manifest.versions.get("torch"),
             python_version=platform.python_version(),
         )
         try:
@@ -222,12 +223,19 @@ class RunStore:
         self._announce_orphans(attempt.attempt)
         return attempt
 
-    def writer(self, *, attempt: int | Attempt, writer: str = "r0") -> RowWriter:
+    def writer(
+        self,
+        *,
+        attempt: int | Attempt,
+        writer: str = "r0",
+        on_error: Literal["record", "raise"] | None = None,
+    ) -> RowWriter:
         """The writer of one process's rows.
 
         Args:
             attempt: what rank 0 claimed, or its number.
             writer: name of this process within the run, such as "r0"; letters, digits and underscores.
+            on_error: instead of the store's own option.
 
         Raises:
             RunExistsError: a living process writes under this name in this attempt.
@@ -235,6 +243,7 @@ class RunStore:
             ConfigError: the name cannot be part of a file name, or the folder cannot be written.
         """
         check_writer(writer)
+        options = self.options if on_error is None else replace(self.options, on_error=on_error)
         record = attempt if isinstance(attempt, Attempt) else self._attempt(attempt)
         header = JournalHeader(
             run_id=self.run_id,
@@ -261,7 +270,7 @@ class RunStore:
             tables=self._tables,
             disk=self._disk,
             lock=lock,
-            options=self.options,
+            options=options,
             on_rotated=self._keeper.announce,
             on_closed=self._forget,
             seal_on_close=self._seal_writer,
