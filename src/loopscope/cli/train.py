@@ -85,8 +85,8 @@ class Train:
                 raise ConfigError(f"{flag} is {value}, expected an integer >= {least}. Change {flag}.")
         if self.module == CONFIGS_MODULE and self.config not in CONFIGS:
             raise ConfigError(
-                f"--config is {self.config!r}, expected one of {', '.join(CONFIGS)}. For a configuration of your own, "
-                "name the module that holds its function with --module."
+                f"--config is {self.config!r}, expected one of {', '.join(CONFIGS)}. For a configuration of "
+                "your own, name the module that holds its function with --module."
             )
         check_out(self.out, resume=self.resume)
 
@@ -99,8 +99,8 @@ class Train:
             text = prepare_text(self.text, self.out / "torchtitan" / "text", VOCAB_SIZE)
         if text.num_documents < self.ranks:
             raise ConfigError(
-                f"the text has {text.num_documents} documents for --ranks {self.ranks}, expected at least one for "
-                "each rank. Give a longer text, or fewer ranks."
+                f"the text has {text.num_documents} documents for --ranks {self.ranks}, expected at least "
+                "one for each rank. Give a longer text, or fewer ranks."
             )
         return text
 
@@ -116,13 +116,13 @@ def check_out(out: Path, *, resume: bool) -> None:
     run_file = out / _RUN_FILE
     if resume and not run_file.is_file():
         raise NotARunError(
-            f"--resume: {out} holds no run ({_RUN_FILE} is missing), expected one to continue. Name its folder with "
-            "--out, or leave out --resume to start a run there."
+            f"--resume: {out} holds no run ({_RUN_FILE} is missing), expected one to continue. Name its "
+            "folder with --out, or leave out --resume to start a run there."
         )
     if not resume and run_file.is_file():
         raise RunExistsError(
-            f"--out {out} already holds a run, expected a new or empty folder. Continue it with --resume, or name "
-            "another folder."
+            f"--out {out} already holds a run, expected a new or empty folder. Continue it with --resume, or "
+            "name another folder."
         )
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out} is a file, expected a folder. Name another path.")
@@ -130,12 +130,13 @@ def check_out(out: Path, *, resume: bool) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"--out {out} cannot be made ({error.strerror or error}), expected a place that can be written. Name "
-            "another path."
+            f"--out {out} cannot be made ({error.strerror or error}), expected a place that can be written. "
+            "Name another path."
         ) from None
     if not os.access(out, os.W_OK | os.X_OK):
         raise ConfigError(
-            f"--out {out} cannot be written (permission denied), expected a writable folder. Name another path."
+            f"--out {out} cannot be written (permission denied), expected a writable folder. Name another "
+            "path."
         )
 
 
