@@ -72,9 +72,7 @@ def finished(v, valid=None, **how):
     dense = v.router_logits is None
     layout = visit_layout(0, 0) if dense else visit_layout(v.router_logits.shape[-1], v.topk_idx.shape[-1])
     reduced = reduce_visit(v, valid, layout)
-    return finish_visit(
-        layout, reduced.sums.numpy(), reduced.maxima.numpy(), score_func=v.score_func, **how
-    )
+    return finish_visit(layout, reduced.sums.numpy(), reduced.maxima.numpy(), score_func=v.score_func, **how)
 
 
 def finished_pair(t: PairTensors, valid=None, *, kind, same_layer=False, experts=0, counts=(None, None)):

@@ -74,9 +74,16 @@ def test_all_padding_has_counts_of_zero_and_no_statistic(case):
     for values, nulls in ((row.router, row.router_nulls), (row.residual, row.residual_nulls)):
         for name, value in values.items():
             if value is None:
-                assert nulls[name] in ("not_applicable", "absent:no valid token", "absent:no expert_bias"), name
+                assert nulls[name] in ("not_applicable", "absent:no valid token", "absent:no expert_bias"), (
+                    name
+                )
             else:
-                assert name in ("expert_count", "expert_mass", "nonfinite_count", "token_correlation_excluded")
+                assert name in (
+                    "expert_count",
+                    "expert_mass",
+                    "nonfinite_count",
+                    "token_correlation_excluded",
+                )
                 assert name not in nulls
 
 

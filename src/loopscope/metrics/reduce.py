@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from loopscope.metrics.context import PairContext, VisitContext
@@ -43,12 +43,12 @@ def empty_reduced(layout: Layout, device: torch.device | str = "cpu") -> Reduced
 
 
 @torch.no_grad()
-def reduce_visit(tensors: VisitTensors, valid: Bool[Tensor, "B S"] | None, layout: Layout) -> Reduced:
+def reduce_visit(tensors: VisitTensors, valid: Tensor | None, layout: Layout) -> Reduced:
     """Partial sums and maxima of one visit in one microbatch, on the device of the input.
 
     Args:
         tensors: the raw tensors of the visit.
-        valid: [B, S], True for tokens that count; None for all. Tokens that do not count may hold anything.
+        valid: [B, S] bool, True for tokens that count; None for all. Tokens that do not count may hold anything.
         layout: `visit_layout(E, k)` of this visit.
 
     Raises:
@@ -60,13 +60,13 @@ def reduce_visit(tensors: VisitTensors, valid: Bool[Tensor, "B S"] | None, layou
 
 
 @torch.no_grad()
-def reduce_pair(tensors: PairTensors, valid: Bool[Tensor, "B S"] | None, layout: Layout) -> Reduced:
+def reduce_pair(tensors: PairTensors, valid: Tensor | None, layout: Layout) -> Reduced:
     """Partial sums of one transition in one microbatch, on the device of the input.
 
     Args:
         tensors: residuals of both visits; of the loop step before them for `step_boundary`; the chosen
             experts of both where they are visits of one physical layer.
-        valid: [B, S], True for tokens that count; None for all.
+        valid: [B, S] bool, True for tokens that count; None for all.
         layout: `pair_layout(...)` of this transition.
 
     Raises:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from loopscope.errors import MetricInputError
+
+if TYPE_CHECKING:
+    # Not at run time: `check_visit` and `check_pair` judge what callers hand over, with messages of their own.
+    from jaxtyping import Bool, Float, Int
 
 ROUTER_FIELDS = ("router_logits", "router_probs", "topk_idx", "topk_weights")
 SCORE_FUNCS = ("softmax", "sigmoid")
@@ -29,8 +32,8 @@ class VisitTensors:
     """Combine weights, sum 1."""
     residual: Float[Tensor, "B S d"]
     """The block's output."""
-    score_func: Literal["softmax", "sigmoid"] = "softmax"
-    """How scores come from logits."""
+    score_func: str = "softmax"
+    """How scores come from logits: "softmax" or "sigmoid"."""
     selection_scores: Float[Tensor, "B S E"] | None = None
     """Scores that decided the choice, where they are not the logits."""
     expert_bias: Float[Tensor, " E"] | None = None
