@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
+from rich.console import Group
 
-from loopscope.cli.console import make_console, make_table
+from loopscope.cli.console import make_console, make_table, titled
 from loopscope.store.documents import schema_differences, write_schemas
 from loopscope.store.schema import TableSchema
 from loopscope.store.tables import TABLES
@@ -50,11 +51,7 @@ class Schemas:
 
 
 def _rendered(schema: TableSchema) -> object:
-    table = make_table(
-        f"{schema.name} (version {schema.version})",
-        ("column", "type", "meaning"),
-        left=("column", "type", "meaning"),
-    )
+    table = make_table(("column", "type", "meaning"), left=("column", "type", "meaning"))
     for column in schema.columns:
         table.add_row(column.name, column.type, column.doc.replace("[", "\\["))
-    return table
+    return Group(*titled(f"{schema.name} (version {schema.version})", table))

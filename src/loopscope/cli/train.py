@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -157,6 +158,8 @@ def rank_arguments(train: Train, text: PreparedText | None) -> list[str]:
         flags["--dataloader.dataset-path"] = str(text.dataset_path.resolve())
     for flag, value in flags.items():
         arguments += [flag, value]
+    if not sys.stdout.isatty():
+        arguments.append("--metrics.disable-color-printing")
     if train.resume:
         arguments.append("--loopscope.resume")
     arguments += train.torchtitan

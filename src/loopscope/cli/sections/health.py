@@ -29,13 +29,19 @@ def section(run: Run) -> list[RenderableType]:
     return parts
 
 
+def _rows_of(run: Run) -> str:
+    # An attempt that failed before its first loss row has no live row; its errors are what one looks for.
+    newest = max((attempt.attempt for attempt in run.attempts), default=None)
+    return "health" if newest in run.live else "health_all"
+
+
 def _coverage(run: Run, event: str, noun: str) -> list[RenderableType]:
     rows = records(
         run,
         "health",
         "select step, min(value) as share, min(count) as seen, "
         "bool_or(severity <> 'info') as bad, any_value(detail) filter (severity <> 'info') as detail "
-        f"from health where event = '{event}' group by step order by step",
+        f"from {_rows_of(run)} where event = '{event}' group by step order by step",
     )
     if not rows:
         return [Text(f"coverage: no {noun} recorded", style="yellow")]
@@ -58,7 +64,8 @@ def _events(run: Run) -> list[RenderableType]:
         run,
         "health",
         "select event, severity, count(*) as rows, sum(coalesce(count, 1))::bigint as total, min(step) as "
-        "first, max(step) as last, arg_min(detail, step) as detail from health where severity <> 'info' "
+        f"first, max(step) as last, arg_min(detail, step) as detail from {_rows_of(run)} "
+        "where severity <> 'info' "
         f"and event not in ({routine}) group by event, severity order by severity, total desc",
     )
     if not rows:
@@ -86,7 +93,7 @@ def _cost(run: Run) -> list[RenderableType]:
         run,
         "health",
         "select count(distinct step) as steps, avg(value) as mean, max(value) as most "
-        "from health where event = 'timing'",
+        f"from {_rows_of(run)} where event = 'timing'",
     )
     if not rows or not rows[0]["steps"]:
         return []

@@ -66,12 +66,12 @@ _PLACE = ["pos", "block", "loop step", "layer", "E/k"]
 def _worst_table(rows: list[dict[str, object]], note: str) -> list[RenderableType]:
     columns = ["maxvio_count", "load_entropy_ratio", "dead_experts"]
     table = make_table(
-        [*_PLACE, "at step", "MaxVio", "load entropy", "dead"],
+        [*_PLACE, "at step", "MaxVio", "load H", "dead"],
         left=["block"],
     )
     for row in rows:
         table.add_row(*place(row), str(row["step"]), *(_value(row, name) for name in columns))
-    return titled(f"Worst visits of the whole run, by MaxVio{note}", table)
+    return [*titled(f"Worst visits of the whole run, by MaxVio{note}", table), Text("")]
 
 
 def _depth_table(rows: list[dict[str, object]], note: str) -> list[RenderableType]:
@@ -84,13 +84,13 @@ def _depth_table(rows: list[dict[str, object]], note: str) -> list[RenderableTyp
         "z_mean",
     ]
     table = make_table(
-        [*_PLACE, "load entropy", "MaxVio", "dead", "token entropy", "margin", "z"],
+        [*_PLACE, "load H", "MaxVio", "dead", "token H", "margin", "z"],
         left=["block"],
     )
     for row in rows:
         table.add_row(*place(row), *(_value(row, name) for name in columns))
     missing = missing_note(rows, columns)
-    title = f"Every depth at step {rows[0]['step']}{note}"
+    title = f"Every depth at step {rows[0]['step']}{note}; H: entropy as a share of its maximum"
     return [*titled(title, table), *([missing] if missing else [])]
 
 

@@ -41,6 +41,8 @@ def change(first: float | None, last: float | None) -> str:
     if first is None or last is None:
         return MISSING
     difference = last - first
+    if abs(difference) <= 1e-12 * max(abs(first), abs(last)):
+        return "0"  # an average over ranks may differ in its last bit
     return ("+" if difference > 0 else "") + number(difference)
 
 
