@@ -1,7 +1,7 @@
 import json
 from dataclasses import replace
 
-from collect_helpers import meta, specs
+from collect_helpers import specs
 
 from loopscope.collect.coverage import at_depth, compare
 from loopscope.collect.health import of_coverage
@@ -39,5 +39,5 @@ def test_nothing_promised_has_no_ratio():
 
 
 def test_a_step_of_smaller_depth_expects_fewer_visits_and_an_earlier_tail():
-    assert at_depth(specs(steps=3), meta(steps=1)) == specs(steps=1)
-    assert at_depth(specs(steps=3), meta(steps=3)) == specs(steps=3)
+    assert at_depth(specs(steps=3), 1) == specs(steps=1)
+    assert at_depth(specs(steps=3), 3) == specs(steps=3)

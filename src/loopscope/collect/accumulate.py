@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from loopscope.collect.global_layout import layout_of
 from loopscope.collect.pairs import Pair, plan_pairs, spec_of
 from loopscope.errors import MetricInputError
 from loopscope.metrics import (
@@ -18,7 +19,6 @@ from loopscope.metrics import (
     PairTensors,
     Reduced,
     VisitTensors,
-    pair_layout,
     reduce_pair,
     reduce_visit,
     visit_layout,
@@ -37,7 +37,9 @@ OnFailure = Callable[[Key, Exception], None]
 
 
 @dataclass(slots=True)
-class _Entry:
+class Entry:
+    """Partial vectors of one visit or pair on the device, own storage."""
+
     layout: Layout
     reduced: Reduced
     microbatches: int = 1
@@ -78,7 +80,7 @@ class StepAccumulator:
 
     def __init__(self) -> None:
         self.microbatches = 0
-        self._entries: dict[Key, _Entry] = {}
+        self._entries: dict[Key, Entry] = {}
         self._failed: set[Key] = set()
         self._times_seen: dict[VisitSpec, int] = {}
 
@@ -113,15 +115,19 @@ class StepAccumulator:
         """Visit → microbatches in which it was seen, whether or not its reduction succeeded."""
         return dict(self._times_seen)
 
-    def finish(self, extra: Float[Tensor, n] | None = None) -> StepParts:
+    def take(self) -> tuple[dict[Key, Entry], frozenset[Key]]:
+        """The vectors, still on the device, and what failed; the accumulator forgets the vectors."""
+        entries, self._entries = self._entries, {}
+        return entries, frozenset(self._failed)
+
+    def finish(self, extra: Float[Tensor, " n"] | None = None) -> StepParts:
         """Bring everything to the host in one transfer, and forget it.
 
         Args:
             extra: a float64 vector that is to come along.
         """
-        parts, rest = _on_host(self._entries, extra)
-        failed = frozenset(self._failed)
-        self._entries = {}
+        entries, failed = self.take()
+        parts, rest = _on_host(entries, extra)
         return StepParts(
             visits={key: part for key, part in parts.items() if isinstance(key, VisitSpec)},
             pairs={key: part for key, part in parts.items() if isinstance(key, Pair)},
@@ -129,7 +135,7 @@ class StepAccumulator:
             extra=rest,
         )
 
-    def _guarded(self, key: Key, reduce: Callable[[], _Entry], on_failure: OnFailure | None) -> None:
+    def _guarded(self, key: Key, reduce: Callable[[], Entry], on_failure: OnFailure | None) -> None:
         if key in self._failed:
             return
         try:
@@ -164,7 +170,7 @@ class StepAccumulator:
         return spec
 
 
-def _reduce_visit(spec: VisitSpec, point: TracePoint, valid: Tensor | None) -> _Entry:
+def _reduce_visit(spec: VisitSpec, point: TracePoint, valid: Tensor | None) -> Entry:
     layout = visit_layout(spec.num_experts, spec.top_k)
     tensors = VisitTensors(
         router_logits=point.router_logits,
@@ -177,14 +183,12 @@ def _reduce_visit(spec: VisitSpec, point: TracePoint, valid: Tensor | None) -> _
         expert_bias=point.expert_bias,
     )
     reduced = reduce_visit(tensors, _beside(point, valid), layout)
-    return _Entry(layout, reduced, score_func=point.score_func, score_space=tensors.score_space)
+    return Entry(layout, reduced, score_func=point.score_func, score_space=tensors.score_space)
 
 
-def _reduce_pair(pair: Pair, sink: TraceSink, valid: Tensor | None) -> _Entry:
+def _reduce_pair(pair: Pair, sink: TraceSink, valid: Tensor | None) -> Entry:
     source, target = pair.source, pair.target
-    layout = pair_layout(
-        pair.kind, pair.same_layer, (source.num_experts, source.top_k), (target.num_experts, target.top_k)
-    )
+    layout = layout_of(pair)
     first, second = sink[source.unrolled_pos], sink[target.unrolled_pos]
     tensors = PairTensors(
         from_residual=first.residual,
@@ -193,7 +197,7 @@ def _reduce_pair(pair: Pair, sink: TraceSink, valid: Tensor | None) -> _Entry:
         from_topk_idx=first.topk_idx if pair.same_layer else None,
         to_topk_idx=second.topk_idx if pair.same_layer else None,
     )
-    return _Entry(layout, reduce_pair(tensors, _beside(second, valid), layout))
+    return Entry(layout, reduce_pair(tensors, _beside(second, valid), layout))
 
 
 def _beside(point: TracePoint, valid: Tensor | None) -> Tensor | None:
@@ -203,7 +207,7 @@ def _beside(point: TracePoint, valid: Tensor | None) -> Tensor | None:
     return valid.to(point.residual.device, non_blocking=True)
 
 
-def _on_host(entries: dict[Key, _Entry], extra: Tensor | None) -> tuple[dict[Key, Part], NDArray[np.float64]]:
+def _on_host(entries: dict[Key, Entry], extra: Tensor | None) -> tuple[dict[Key, Part], NDArray[np.float64]]:
     """One vector of everything, one copy to the host, cut apart again there."""
     vectors = [part for entry in entries.values() for part in (entry.reduced.sums, entry.reduced.maxima)]
     if extra is not None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from loopscope.trace import TraceMeta, VisitSpec
+from loopscope.trace import VisitSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,19 +42,19 @@ class Coverage:
         return json.dumps(found)
 
 
-def at_depth(visits: Iterable[VisitSpec], meta: TraceMeta) -> tuple[VisitSpec, ...]:
-    """The promised visits of a step that ran `meta.num_stacks` loop steps.
+def at_depth(visits: Iterable[VisitSpec], num_stacks: int) -> tuple[VisitSpec, ...]:
+    """The promised visits of a step that ran `num_stacks` loop steps.
 
     The promise is made for the largest R. A step of smaller R lacks the later loop steps, and its tail lies
     earlier by the loop visits that did not happen.
     """
     visits = tuple(visits)
-    absent = sum(1 for visit in visits if visit.block == "loop" and visit.loop_step >= meta.num_stacks)
+    absent = sum(1 for visit in visits if visit.block == "loop" and visit.loop_step >= num_stacks)
     kept = []
     for visit in visits:
         if visit.block == "tail":
             kept.append(replace(visit, unrolled_pos=visit.unrolled_pos - absent))
-        elif visit.block == "head" or visit.loop_step < meta.num_stacks:
+        elif visit.block == "head" or visit.loop_step < num_stacks:
             kept.append(visit)
     return tuple(kept)
 

@@ -89,7 +89,7 @@ def reduce_probe(
     parts = accumulator.finish(extra=document_sums)
     rows = step_rows(parts)
     corpus_columns = {"corpus_name": corpus.name, "corpus_hash": corpus.hash}
-    promised = at_depth(expected, meta)
+    promised = at_depth(expected, meta.num_stacks)
     coverage = compare(promised, seen)
     events = [health.of_coverage(coverage, has_promise=bool(promised), event_name="probe_coverage")]
     events += [

@@ -74,7 +74,7 @@ class TracedStep:
         self.num_microbatches = num_microbatches
         self.seconds = {"reduce": 0.0, "finish": 0.0, "write": 0.0}
         self._meta = meta
-        self._expected = at_depth(expected, meta)
+        self._expected = at_depth(expected, meta.num_stacks)
         self._on_error: OnError = on_error
         self._accumulator = StepAccumulator()
         self._trace_bytes = 0

@@ -1,0 +1,77 @@
+"""The configuration of a run, checked when it is made."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from loopscope.errors import ConfigError, UnsupportedError
+
+OnError = Literal["record", "raise"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopscopeConfig:
+    """What loopscope does in a run. Public name: `Loopscope.Config`."""
+
+    out: Path
+    """Folder of the run. No default: nothing is ever written to a place nobody named."""
+    run_name: str = ""
+    """Name for people; empty means the folder's name. The identity is `run_id`, made by loopscope."""
+    trace_every: int = 10
+    """Trace every N steps; also steps 1–10, powers of two up to 512, and the last. 0 turns tracing off."""
+    probe_every: int = 500
+    """Run the probe every M steps; also step 0 and the last. 0 turns probing off."""
+    per_rank: bool = False
+    """Write rank-local rows beside the global ones."""
+    on_error: OnError = "record"
+    """"record": no exception of loopscope reaches the training loop, it is counted; "raise": it does."""
+    resume: bool = False
+    """Continue the run in `out`, as a new attempt. Without it `out` must not hold a run."""
+    trackers: tuple[str, ...] = ()
+    """Trackers that get the headline scalars beside the trainer's own log."""
+    alerts: tuple[str, ...] = ()
+    """Alert rules."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "out", Path(self.out))
+        if not str(self.out).strip() or str(self.out) == ".":
+            raise ConfigError(f"out is {str(self.out)!r}, expected the path of a folder for this run")
+        for name in ("trace_every", "probe_every"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ConfigError(
+                    f"{name} is {value!r}, expected an integer >= 0: a number of steps, or 0 to turn it off"
+                )
+        if self.on_error not in get_args(OnError):
+            raise ConfigError(
+                f"on_error is {self.on_error!r}, expected 'record' (count errors, go on) or 'raise' (stop)"
+            )
+        self._refuse_unhonoured()
+
+    def _refuse_unhonoured(self) -> None:
+        # A setting that nothing reads must stop the run, not look honoured.
+        for name in ("trackers", "alerts"):
+            value = getattr(self, name)
+            if value:
+                raise UnsupportedError(
+                    f"{name} is {value!r}, but nothing in this version reads it; expected (). Leave it out."
+                )
+        if self.per_rank:
+            raise UnsupportedError(
+                "per_rank is True, but rank-local rows beside global ones are not available in this version; "
+                "expected False. Leave per_rank out."
+            )
+
+    @property
+    def name(self) -> str:
+        """`run_name`, or the folder's name."""
+        return self.run_name or self.out.resolve().name
+
+    def as_plain(self) -> dict[str, object]:
+        """Plain types for the manifest."""
+        plain = asdict(self)
+        plain["out"] = str(self.out)
+        plain["trackers"], plain["alerts"] = list(self.trackers), list(self.alerts)
+        return plain

@@ -1,0 +1,268 @@
+"""`Loopscope`: one process's part in a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from types import TracebackType
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import loopscope
+from loopscope.collect import ParquetCollector, ProbeCorpus, RowContext
+from loopscope.errors import CheckpointMismatchError, TraceError
+from loopscope.session.config import LoopscopeConfig
+from loopscope.session.schedule import is_probe_step, is_trace_step
+from loopscope.store import RunStore
+from loopscope.trace import TraceMeta, VisitSpec
+
+T = TypeVar("T")
+
+_REPORTED = ("torch", "torchtitan", "transformers", "numpy", "pyarrow")
+
+
+class Decide(Protocol):
+    """Runs a function on rank 0 and gives its result, or its exception, to every rank."""
+
+    def __call__(self, make: Callable[[], T], /) -> T:
+        """Collective: every rank calls it."""
+        ...
+
+
+class TracedModel(Protocol):
+    """A model that knows the trace contract."""
+
+    def expected_visits(self) -> tuple[VisitSpec, ...]:
+        """Every visit of one forward at the largest R."""
+        ...
+
+    def trace_meta(self) -> TraceMeta:
+        """R and L of the next forward, and how they were counted."""
+        ...
+
+
+class Encoded(Protocol):
+    """The parts of an encoded probe corpus that rows carry."""
+
+    @property
+    def name(self) -> str:
+        """Name of the corpus."""
+        ...
+
+    @property
+    def corpus_hash(self) -> str:
+        """Hash over its tokens."""
+        ...
+
+    @property
+    def strata(self) -> Mapping[str, Any]:
+        """Stratum kind → one stratum per document."""
+        ...
+
+
+class Loopscope:
+    """One process's part in a run, in three moves: `open`, `begin_attempt`, `close`.
+
+    `open` creates or finds the run directory. `begin_attempt` comes in the first training step, when it is known
+    which checkpoint was loaded; from then on `collector` is there. In a plain single-process loop `start(model)`
+    does both::
+
+        config = Loopscope.Config(out="runs/mine", trace_every=10)
+        with Loopscope(config) as scope:
+            collector = scope.start(model)
+            for step in range(1, steps + 1):
+                scope.begin_step(step)
+                ...
+    """
+
+    Config: ClassVar = LoopscopeConfig
+
+    def __init__(self, config: LoopscopeConfig) -> None:
+        self.config = config
+        self.collector: ParquetCollector | None = None
+        """None until `begin_attempt`."""
+        self.attempt: int | None = None
+        """Number of this attempt; None until `begin_attempt`."""
+        self._store: RunStore | None = None
+        self._corpus: ProbeCorpus | None = None
+        self._rank, self._world_size = 0, 1
+        self._decide: Decide = _alone
+        self._expected: tuple[VisitSpec, ...] = ()
+
+    @property
+    def run_id(self) -> str:
+        """UUIDv7 of the run. TraceError before `open`."""
+        return self._opened().run_id
+
+    def open(
+        self,
+        *,
+        expected_visits: Iterable[VisitSpec],
+        meta: TraceMeta | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        decide: Decide | None = None,
+        configuration: Mapping[str, object] | None = None,
+    ) -> None:
+        """Create the run, or find the one to resume. Collective where there is more than one rank.
+
+        Args:
+            expected_visits: the visits that the model's configuration promises, at its largest R.
+            meta: of the model, for the manifest.
+            rank: this process's rank.
+            world_size: number of ranks.
+            decide: runs a function on rank 0 and gives its result to all ranks; not needed with one rank.
+            configuration: the trainer's, as plain data, for the manifest.
+
+        Raises:
+            RunExistsError: `out` holds a run and `resume` is off, or another process writes it.
+            NotARunError: `resume` is on and `out` holds no run.
+            StoreError: `out` cannot be written.
+        """
+        self._rank, self._world_size, self._decide = rank, world_size, decide or _alone
+        self._expected = tuple(expected_visits)
+
+        def create() -> str:
+            self._store = self._create(meta, dict(configuration or {}))
+            return self._store.run_id
+
+        run_id = self._decide(create)
+        if self._store is None:
+            self._store = RunStore.open(self.config.out)
+        if self._store.run_id != run_id:
+            raise CheckpointMismatchError(
+                f"rank {rank} finds run {self._store.run_id} in {self.config.out}, rank 0 finds {run_id}; expected "
+                "one folder that all ranks see. Put `out` on a file system that all hosts share."
+            )
+
+    def use_corpus(self, corpus: Encoded) -> None:
+        """Tell which corpus the probes run over; before `begin_attempt` or between probes."""
+        self._corpus = ProbeCorpus(name=corpus.name, hash=corpus.corpus_hash, strata=corpus.strata)
+        if self.collector is not None:
+            self.collector.corpus = self._corpus
+
+    def begin_attempt(
+        self, *, first_step: int = 1, parent_run_id: str | None = None, parent_attempt: int | None = None
+    ) -> ParquetCollector:
+        """Claim the next attempt and make the collector. Collective where there is more than one rank.
+
+        Args:
+            first_step: the first step this attempt trains: restored step + 1.
+            parent_run_id: the run that wrote the checkpoint that was loaded; None where none was loaded.
+            parent_attempt: the attempt that wrote it.
+
+        Raises:
+            CheckpointMismatchError: the checkpoint belongs to another run than the one being resumed.
+        """
+        store = self._opened()
+        if self.config.resume and parent_run_id is not None and parent_run_id != store.run_id:
+            raise CheckpointMismatchError(
+                f"the checkpoint belongs to run {parent_run_id}, but {self.config.out} holds run {store.run_id}; "
+                "expected a checkpoint of the run being resumed. Resume with the folder of that run, or start a "
+                "new run from the checkpoint without resume."
+            )
+        own_parent = parent_attempt if parent_run_id == store.run_id else None
+
+        def claim() -> int:
+            changes: dict[str, object] = {}
+            if self._corpus is not None:
+                changes["corpora"] = {self._corpus.name: self._corpus.hash}
+            if parent_run_id is not None and parent_run_id != store.run_id:
+                # A branch from another run's checkpoint: a run of its own that says where it came from.
+                changes |= {"parent_run_id": parent_run_id, "parent_step": first_step - 1}
+            if changes:
+                store.update_manifest(**changes)
+            return store.claim_attempt(
+                first_step=first_step, parent_attempt=own_parent, world_size=self._world_size
+            ).attempt
+
+        self.attempt = self._decide(claim)
+        writer = store.writer(
+            attempt=self.attempt, writer=f"r{self._rank:05d}", on_error=self.config.on_error
+        )
+        self.collector = ParquetCollector(
+            writer,
+            context=RowContext(
+                run_id=store.run_id, attempt=self.attempt, rank=self._rank, world_size=self._world_size
+            ),
+            expected_visits=self._expected,
+            on_error=self.config.on_error,
+            corpus=self._corpus,
+        )
+        return self.collector
+
+    def start(self, model: TracedModel) -> ParquetCollector:
+        """`open` and `begin_attempt` in one, for a single process that starts at step 1."""
+        self.open(expected_visits=model.expected_visits(), meta=model.trace_meta())
+        return self.begin_attempt()
+
+    def begin_step(self, step: int, *, tokens_seen: int | None = None) -> None:
+        """Note when `step` begins, and the training tokens of all ranks up to and including it."""
+        if self.collector is not None:
+            self.collector.begin_step(step, tokens_seen=tokens_seen)
+
+    def is_trace_step(self, step: int, last_step: int | None = None) -> bool:
+        """True where `step` (1-based) is to be traced; the same on every rank."""
+        return is_trace_step(step, every=self.config.trace_every, last_step=last_step)
+
+    def is_probe_step(self, step: int, last_step: int | None = None) -> bool:
+        """True where the probe is to run after `step`; the same on every rank."""
+        return is_probe_step(step, every=self.config.probe_every, last_step=last_step)
+
+    def flush(self, durable: bool = False) -> None:
+        """Hand over buffered rows; to the disk where `durable`. Does nothing before `begin_attempt`."""
+        if self.collector is not None:
+            self.collector.flush(durable=durable)
+
+    def close(self) -> None:
+        """Write what is left, close the run. A second call does nothing."""
+        collector, self.collector = self.collector, None
+        if collector is not None:
+            collector.close()
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
+
+    def __enter__(self) -> Loopscope:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        frames: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _opened(self) -> RunStore:
+        if self._store is None:
+            raise TraceError("the run is not open; expected Loopscope.open(...) before this call")
+        return self._store
+
+    def _create(self, meta: TraceMeta | None, configuration: dict[str, object]) -> RunStore:
+        return RunStore.create(
+            self.config.out,
+            run_name=self.config.name,
+            resume=self.config.resume,
+            expected_visits=[asdict(visit) for visit in self._expected],
+            trace_meta=None if meta is None else asdict(meta),
+            configuration={"loopscope": self.config.as_plain(), "trainer": configuration},
+            versions=_versions(),
+        )
+
+
+Session = Loopscope
+
+
+def _alone(make: Callable[[], T], /) -> T:
+    return make()
+
+
+def _versions() -> dict[str, str]:
+    found = {"loopscope": loopscope.__version__}
+    for name in _REPORTED:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

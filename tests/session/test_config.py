@@ -1,0 +1,52 @@
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+
+from loopscope.errors import ConfigError, UnsupportedError
+from loopscope.session.config import LoopscopeConfig
+
+
+def test_out_has_no_default():
+    with pytest.raises(TypeError, match="out"):
+        LoopscopeConfig()
+
+
+def test_defaults_and_plain_form(tmp_path):
+    config = LoopscopeConfig(out=tmp_path / "run")
+    assert (config.trace_every, config.probe_every, config.on_error) == (10, 500, "record")
+    assert config.name == "run"
+    assert LoopscopeConfig(out=tmp_path, run_name="mine").name == "mine"
+    assert config.as_plain()["out"] == str(tmp_path / "run")
+
+
+def test_text_becomes_a_path_and_nothing_can_be_changed(tmp_path):
+    config = LoopscopeConfig(out=str(tmp_path))
+    assert config.out == Path(tmp_path)
+    with pytest.raises(FrozenInstanceError):
+        config.trace_every = 3
+
+
+@pytest.mark.parametrize("name", ["trace_every", "probe_every"])
+@pytest.mark.parametrize("value", [-1, 2.5, True])
+def test_wrong_intervals_name_the_field(tmp_path, name, value):
+    with pytest.raises(ConfigError, match=f"{name} is {value!r}"):
+        LoopscopeConfig(out=tmp_path, **{name: value})
+
+
+def test_empty_out(tmp_path):
+    with pytest.raises(ConfigError, match="out is"):
+        LoopscopeConfig(out="")
+
+
+def test_unknown_on_error(tmp_path):
+    with pytest.raises(ConfigError, match="on_error is 'ignore'"):
+        LoopscopeConfig(out=tmp_path, on_error="ignore")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("trackers", ("wandb",)), ("alerts", ("loss > 3",)), ("per_rank", True)]
+)
+def test_what_nothing_reads_is_refused(tmp_path, name, value):
+    with pytest.raises(UnsupportedError, match=name):
+        LoopscopeConfig(out=tmp_path, **{name: value})
