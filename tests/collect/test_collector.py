@@ -257,6 +257,8 @@ def test_microbatches_out_of_order_and_depth_that_changes():
     made.on_trace_step(1, parts[0], meta(), microbatch=0, num_microbatches=2)
     with pytest.raises(TraceError, match="got microbatch 2 of 3, expected 1 of 2"):
         made.on_trace_step(1, parts[1], meta(), microbatch=2, num_microbatches=3)
+    _, made = collector("raise")
+    made.on_trace_step(1, parts[0], meta(), microbatch=0, num_microbatches=2)
     with pytest.raises(TraceError, match="TraceMeta changed"):
         made.on_trace_step(1, parts[1], meta(steps=2), microbatch=1, num_microbatches=2)
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, TypeVar, get_args
+from typing import TYPE_CHECKING, get_args
 
 from loopscope.collect import headline, health
 from loopscope.collect.context import RowContext, RowDict, Scope, StepClock
 from loopscope.collect.faults import describe
+from loopscope.collect.global_layout import GlobalLayout
 from loopscope.collect.loss import LossExtras, check_step_order, loss_row
 from loopscope.collect.probe import reduce_probe
-from loopscope.collect.step import TracedStep
+from loopscope.collect.ranks import RankReducer
+from loopscope.collect.step import TracedStep, TraceResult
 from loopscope.collect.strata import ProbeCorpus
+from loopscope.collect.together import finish_together
 from loopscope.collect.writer import RowWriter
 from loopscope.errors import ConfigError
 from loopscope.trace import LossComponents, OnError, TraceMeta, TraceSink, VisitSpec
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
 
-T = TypeVar("T")
+_log = logging.getLogger("loopscope.collect")
 
 
 class ParquetCollector:
@@ -42,6 +46,8 @@ class ParquetCollector:
             nobody promises anything (coverage then has no ratio).
         on_error: "record" or "raise".
         corpus: identity and strata of the probe corpus; needed before the first `on_probe_step`.
+        reducer: merges over ranks. Rows are then of scope "global", and only the reducer's writer writes. Every
+            rank calls every callback; with the last microbatch of a traced step they exchange two buffers.
     """
 
     def __init__(
@@ -52,21 +58,32 @@ class ParquetCollector:
         expected_visits: Iterable[VisitSpec],
         on_error: OnError = "record",
         corpus: ProbeCorpus | None = None,
+        reducer: RankReducer | None = None,
     ) -> None:
         if on_error not in get_args(OnError):
             raise ConfigError(f"on_error is {on_error!r}, expected 'record' or 'raise'")
+        expected_visits = tuple(expected_visits)
+        if reducer is not None and not expected_visits:
+            raise ConfigError(
+                "expected_visits is empty, expected the model's visits: ranks exchange buffers that are laid out by "
+                "them. Give them, or leave the reducer out and get rank-local rows."
+            )
         self.corpus = corpus
         self.errors = 0
         """Exceptions that were kept from the training loop so far."""
         self._writer = writer
         self._context = context
-        self._expected = tuple(expected_visits)
+        self._expected = expected_visits
         self._on_error: OnError = on_error
-        self._scope: Scope = "rank_local"
+        self._reducer = reducer
+        self._layout = None if reducer is None else GlobalLayout(self._expected)
+        self._scope: Scope = "rank_local" if reducer is None else "global"
+        self._is_writer = reducer is None or reducer.is_writer
         self._clock = StepClock()
         self._open: TracedStep | None = None
         self._skipped_step: int | None = None
         self._last_loss_step: int | None = None
+        self._kept: Exception | None = None
 
     @property
     def dropped(self) -> int:
@@ -165,8 +182,6 @@ class ParquetCollector:
         except Exception as error:
             if self._on_error == "raise":
                 raise
-            if where == "on_trace_step":
-                self._open, self._skipped_step = None, step
             self._failed(where, step, error)
             return {}
 
@@ -174,6 +189,8 @@ class ParquetCollector:
         """Count an exception that is kept from the training loop, and keep it as text alone."""
         self.errors += 1
         detail = f"{where}: {describe(error)}"
+        if not self._is_writer:
+            _log.warning("loopscope, rank %d, step %d: %s", self._context.rank, step, detail)
         self._health(
             step,
             [health.event("error", "critical", detail=detail, unrolled_pos=unrolled_pos, count=self.errors)],
@@ -203,41 +220,89 @@ class ParquetCollector:
         microbatch: int,
         num_microbatches: int,
     ) -> dict[str, float]:
+        last = microbatch + 1 == num_microbatches
+        try:
+            if step != self._skipped_step or microbatch == 0:
+                self._add(step, sink, meta, valid, microbatch, num_microbatches)
+        except Exception as error:
+            self._open, self._skipped_step = None, step
+            if self._reducer is None:
+                raise
+            # The others are about to exchange; this rank joins them, and only then speaks of its error.
+            self._failed("on_trace_step", step, error)
+            self._kept = error
+        if not last:
+            return {}
+        traced, self._open = self._open, None
+        if self._reducer is not None:
+            return self._finish_together(step, traced, num_microbatches)
+        return {} if traced is None else self._report(step, traced.finish(), traced, num_microbatches)
+
+    def _add(
+        self,
+        step: int,
+        sink: TraceSink,
+        meta: TraceMeta,
+        valid: Tensor | None,
+        microbatch: int,
+        num_microbatches: int,
+    ) -> None:
         began = time.perf_counter()
-        if step == self._skipped_step and microbatch > 0:
-            return {}  # an earlier microbatch of this step failed, and was counted
         if self._open is not None and (self._open.step != step or microbatch == 0):
             self._abandon(f"step {step}, microbatch {microbatch} came")
         if self._open is None:
-            self._open = TracedStep(step, meta, self._expected, num_microbatches, on_error=self._on_error)
-        traced = self._open
-        traced.add(sink, meta, valid, microbatch, num_microbatches)
-        traced.seconds["reduce"] += time.perf_counter() - began
-        if microbatch + 1 < num_microbatches:
-            return {}
-        self._open = None
-        result = traced.finish()
+            isolate = self._on_error == "record" or self._reducer is not None
+            self._open = TracedStep(step, meta, self._expected, num_microbatches, isolate=isolate)
+        self._open.add(sink, meta, valid, microbatch, num_microbatches)
+        self._open.seconds["reduce"] += time.perf_counter() - began
+
+    def _finish_together(
+        self, step: int, traced: TracedStep | None, num_microbatches: int
+    ) -> dict[str, float]:
+        assert self._reducer is not None
+        assert self._layout is not None
+        # Under "raise" every rank looks at the same result, so that all of them stop together.
+        wanted = self._reducer.is_writer or self._on_error == "raise"
+        kept, self._kept = self._kept, None
+        result = finish_together(
+            traced, self._layout, self._reducer, num_microbatches=num_microbatches, want_result=wanted
+        )
+        if kept is not None and self._on_error == "raise":
+            raise kept
+        return {} if result is None else self._report(step, result, traced, num_microbatches)
+
+    def _report(
+        self, step: int, result: TraceResult, traced: TracedStep | None, num_microbatches: int
+    ) -> dict[str, float]:
         began = time.perf_counter()
         for table, rows in result.tables.items():
             self._write(table, step, rows)
         self.errors += result.num_errors
-        traced.seconds["write"] = time.perf_counter() - began
-        self._health(step, [*result.events, health.of_timing(traced.seconds, num_microbatches)])
-        result.raise_if_wrong(self._on_error)
+        events = list(result.events)
+        if traced is not None:
+            traced.seconds["write"] = time.perf_counter() - began
+            events.append(health.of_timing(traced.seconds, num_microbatches))
+        self._health(step, events)
+        if self._on_error == "raise" and result.problems:
+            raise result.problems[0]
         found = headline.of_trace(result.tables)
         if result.coverage.ratio is not None:
             found["health/coverage"] = result.coverage.ratio
         return {**found, "health/dropped": float(self.dropped)}
 
     def _probe(self, step: int, sink: TraceSink, meta: TraceMeta, per_token_loss: Tensor) -> dict[str, float]:
+        if not self._is_writer:
+            return {}  # every rank ran the same corpus; it counts once
+        isolate = self._on_error == "record"
         result = reduce_probe(
-            sink, meta, per_token_loss, self.corpus, expected=self._expected, on_error=self._on_error
+            sink, meta, per_token_loss, self.corpus, expected=self._expected, isolate=isolate
         )
         self._write("probe_router", step, result.router)
         self._write("probe_loss", step, result.loss)
         self.errors += result.num_errors
         self._health(step, result.events)
-        result.raise_if_wrong(self._on_error)
+        if not isolate and result.problems:
+            raise result.problems[0]
         return headline.of_probe(result.loss, result.overlaps)
 
     def _abandon(self, why: str) -> None:
@@ -251,6 +316,8 @@ class ParquetCollector:
         self._health(traced.step, [health.event("trace_incomplete", "critical", detail=detail)])
 
     def _write(self, table: str, step: int, rows: Iterable[RowDict]) -> None:
+        if not self._is_writer:
+            return
         keys = {**self._context.keys(self._scope), "step": step, **self._clock.columns(step)}
         for row in rows:
             self._writer.append(table, {**keys, **row})

@@ -75,3 +75,8 @@ def of_timing(seconds: Mapping[str, float], num_microbatches: int) -> RowDict:
     """Loopscope's own time in a traced step: `value` seconds in all, `detail` taken apart."""
     detail = json.dumps({name: round(value, 6) for name, value in seconds.items()})
     return event("timing", "info", count=num_microbatches, value=sum(seconds.values()), detail=detail)
+
+
+def of_bytes(num_bytes: int) -> RowDict:
+    """Bytes that the step's traces kept alive until their callbacks, over all microbatches (and ranks)."""
+    return event("trace_bytes", "info", value=float(num_bytes))

@@ -13,12 +13,11 @@ from loopscope.collect.accumulate import StepAccumulator
 from loopscope.collect.context import RowDict
 from loopscope.collect.coverage import at_depth, compare
 from loopscope.collect.pairs import plan_overlap_pairs
-from loopscope.collect.rows import StepRows, step_rows
-from loopscope.collect.step import Failures
+from loopscope.collect.rows import step_rows
+from loopscope.collect.step import Failures, broken_values
 from loopscope.collect.strata import ProbeCorpus, loss_rows
-from loopscope.errors import ProbeError
-from loopscope.metrics import raise_fatal
-from loopscope.trace import OnError, TraceMeta, TraceSink, VisitSpec
+from loopscope.errors import LoopscopeError, ProbeError
+from loopscope.trace import TraceMeta, TraceSink, VisitSpec
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -35,13 +34,8 @@ class ProbeResult:
     """Mean top-k overlap of every pair of loop steps of every physical layer."""
     events: list[RowDict]
     num_errors: int
-    rows: StepRows
-
-    def raise_if_wrong(self, on_error: OnError) -> None:
-        """Under "raise": MetricInputError where the values of a visit break its contract."""
-        if on_error == "raise":
-            for position, fault in self.rows.faults:
-                raise_fatal([fault], f"probe, unrolled_pos {position}")
+    problems: tuple[LoopscopeError, ...]
+    """What "raise" is loud about: broken values."""
 
 
 def reduce_probe(
@@ -51,7 +45,7 @@ def reduce_probe(
     corpus: ProbeCorpus | None,
     *,
     expected: Iterable[VisitSpec],
-    on_error: OnError,
+    isolate: bool,
 ) -> ProbeResult:
     """Reduce one probe forward, with one transfer to the host.
 
@@ -61,11 +55,11 @@ def reduce_probe(
         per_token_loss: [B, S] in nats, one row per document; the last position has no target and is 0.
         corpus: identity and strata of the corpus.
         expected: the promised visits, at the largest R.
-        on_error: under "record" a visit that fails costs its own row only.
+        isolate: a visit whose reduction raises costs its own row only.
 
     Raises:
         ProbeError: there is no corpus, or it does not fit the forward.
-        MetricInputError: under "raise", where a visit breaks its contract.
+        MetricInputError: a visit breaks its contract, and `isolate` is off.
     """
     meta.check()
     if corpus is None:
@@ -82,7 +76,7 @@ def reduce_probe(
     corpus.check(documents)
     failures = Failures()
     accumulator = StepAccumulator()
-    accumulator.add(sink, None, plan=plan_overlap_pairs, on_failure=failures.handler(on_error))
+    accumulator.add(sink, None, plan=plan_overlap_pairs, on_failure=failures.keep if isolate else None)
     # The last position has no target; slicing it off keeps a caller's filler out of the sum.
     document_sums = per_token_loss[:, :-1].to(torch.float64).sum(dim=1)
     seen = accumulator.seen()
@@ -102,5 +96,5 @@ def reduce_probe(
         overlaps=[value for value in overlaps if isinstance(value, float)],
         events=[*events, *failures.events, *health.of_faults(rows.faults)],
         num_errors=failures.count,
-        rows=rows,
+        problems=tuple(broken_values(rows)),
     )

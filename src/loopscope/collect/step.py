@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from loopscope.collect import health
-from loopscope.collect.accumulate import Key, OnFailure, StepAccumulator
+from loopscope.collect.accumulate import Key, StepAccumulator
 from loopscope.collect.context import RowDict
 from loopscope.collect.coverage import Coverage, at_depth, compare
+from loopscope.collect.exchange import Local
 from loopscope.collect.faults import describe
 from loopscope.collect.pairs import Pair
 from loopscope.collect.rows import StepRows, describe_key, step_rows
-from loopscope.errors import TraceError
-from loopscope.metrics import raise_fatal
-from loopscope.trace import OnError, TraceMeta, TraceSink, VisitSpec
+from loopscope.errors import LoopscopeError, MetricInputError, TraceError
+from loopscope.trace import TraceMeta, TraceSink, VisitSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,32 +33,15 @@ class TraceResult:
     """Health rows without run-level keys."""
     num_errors: int
     """Exceptions that were kept from the training loop."""
-    rows: StepRows
-    sink_faults: tuple[str, ...] = ()
-
-    def raise_if_wrong(self, on_error: OnError) -> None:
-        """Under "raise": the loud form of what the health rows say.
-
-        Raises:
-            MetricInputError: the values of a visit break its contract.
-            TraceError: a position was recorded twice, or more was seen than promised.
-        """
-        if on_error != "raise":
-            return
-        for position, fault in self.rows.faults:
-            raise_fatal([fault], f"unrolled_pos {position}")
-        if self.sink_faults:
-            raise TraceError(f"the window is invalid: {'; '.join(self.sink_faults)}")
-        if self.coverage.unexpected:
-            raise TraceError(
-                f"visits that nobody promised: {list(self.coverage.unexpected)}; expected only "
-                f"{self.coverage.expected} visits. Make expected_visits from the configuration of the model "
-                "that is being trained."
-            )
+    problems: tuple[LoopscopeError, ...] = ()
+    """What "raise" is loud about: broken values, a position recorded twice, more seen than promised."""
 
 
 class TracedStep:
-    """Takes the microbatches of one traced step in order; holds partial sums and text, no trace tensor."""
+    """Takes the microbatches of one traced step in order; holds partial sums and text, no trace tensor.
+
+    With `isolate` a visit whose reduction raises costs its own row only; without, the exception leaves.
+    """
 
     def __init__(
         self,
@@ -67,19 +50,20 @@ class TracedStep:
         expected: Iterable[VisitSpec],
         num_microbatches: int,
         *,
-        on_error: OnError,
+        isolate: bool,
     ) -> None:
         meta.check()
         self.step = step
         self.num_microbatches = num_microbatches
+        self.failures = Failures()
+        """Visits and pairs whose reduction raised."""
         self.seconds = {"reduce": 0.0, "finish": 0.0, "write": 0.0}
         self._meta = meta
         self._expected = at_depth(expected, meta.num_stacks)
-        self._on_error: OnError = on_error
+        self._isolate = isolate
         self._accumulator = StepAccumulator()
         self._trace_bytes = 0
         self._sink_faults: list[str] = []
-        self._failures = Failures()
 
     @property
     def microbatches(self) -> int:
@@ -93,7 +77,7 @@ class TracedStep:
 
         Raises:
             TraceError: it is not the next one, or the step's depth changed.
-            MetricInputError: under "raise", where a visit breaks its contract.
+            MetricInputError: a visit breaks its contract, and `isolate` is off.
         """
         if (microbatch, num_microbatches) != (self.microbatches, self.num_microbatches):
             raise TraceError(
@@ -108,34 +92,66 @@ class TracedStep:
             )
         self._trace_bytes += trace_bytes(sink)
         self._sink_faults += getattr(sink, "faults", ())
-        self._accumulator.add(sink, valid, on_failure=self._failures.handler(self._on_error))
+        self._accumulator.add(sink, valid, on_failure=self.failures.keep if self._isolate else None)
 
     def finish(self) -> TraceResult:
         """The rows, after the one transfer to the host."""
         began = time.perf_counter()
         seen = self._accumulator.seen()
-        parts = self._accumulator.finish()
-        rows = step_rows(parts)
+        rows = step_rows(self._accumulator.finish())
         # A visit counts as seen where every microbatch saw it, and as unexpected where any did.
         complete = {spec for spec, times in seen.items() if times == self.num_microbatches}
         promised = set(self._expected)
         coverage = compare(self._expected, complete | (seen.keys() - promised if promised else set()))
         events = [health.of_coverage(coverage, has_promise=bool(promised))]
         events += [health.event("sink_fault", "critical", detail=text, count=1) for text in self._sink_faults]
-        events += self._failures.events
-        events += health.of_faults(rows.faults)
-        if rows.tables["residual"] and all(row.get("num_tokens") == 0 for row in rows.tables["residual"]):
-            events.append(health.event("no_valid_token", "warn", detail="valid is False everywhere"))
-        events.append(health.event("trace_bytes", "info", value=float(self._trace_bytes)))
+        events += [*self.failures.events, *of_rows(rows), health.of_bytes(self._trace_bytes)]
         self.seconds["finish"] = time.perf_counter() - began
         return TraceResult(
             tables=rows.tables,
             coverage=coverage,
             events=events,
-            num_errors=self._failures.count,
-            rows=rows,
-            sink_faults=tuple(self._sink_faults),
+            num_errors=self.failures.count,
+            problems=tuple(self._problems(rows, coverage)),
         )
+
+    def take(self) -> Local:
+        """This rank's partial vectors and counters, for the exchange between ranks."""
+        entries, failed = self._accumulator.take()
+        return Local(
+            num_microbatches=self.num_microbatches,
+            num_stacks=self._meta.num_stacks,
+            entries=entries,
+            failed=failed,
+            sink_faults=len(self._sink_faults),
+            trace_bytes=self._trace_bytes,
+        )
+
+    def _problems(self, rows: StepRows, coverage: Coverage) -> Iterator[LoopscopeError]:
+        yield from broken_values(rows)
+        if self._sink_faults:
+            yield TraceError(f"the window is invalid: {'; '.join(self._sink_faults)}")
+        if coverage.unexpected:
+            yield TraceError(
+                f"visits that nobody promised: {list(coverage.unexpected)}; expected only {coverage.expected} "
+                "visits. Make expected_visits from the configuration of the model that is being trained."
+            )
+
+
+def of_rows(rows: StepRows) -> list[RowDict]:
+    """Health rows about the values of a step's visits."""
+    events = health.of_faults(rows.faults)
+    residual = rows.tables["residual"]
+    if residual and all(row.get("num_tokens") == 0 for row in residual):
+        events.append(health.event("no_valid_token", "warn", detail="valid is False everywhere"))
+    return events
+
+
+def broken_values(rows: StepRows) -> Iterator[LoopscopeError]:
+    """An error per visit whose values break the contract."""
+    for position, fault in rows.faults:
+        if fault.fatal:
+            yield MetricInputError(f"unrolled_pos {position}: {fault.message}")
 
 
 class Failures:
@@ -145,11 +161,8 @@ class Failures:
         self.count = 0
         self.events: list[RowDict] = []
 
-    def handler(self, on_error: OnError) -> OnFailure | None:
-        """What an accumulator is to call; None under "raise", where the exception leaves."""
-        return None if on_error == "raise" else self._keep
-
-    def _keep(self, key: Key, error: Exception) -> None:
+    def keep(self, key: Key, error: Exception) -> None:
+        """Note one; what a `StepAccumulator` is to call."""
         self.count += 1
         position = (key.target if isinstance(key, Pair) else key).unrolled_pos
         detail = f"{describe_key(key)}: {describe(error)}"
