@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -86,6 +87,31 @@ def prepare_fsdp(model: torch.nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)
+
+
+def init_like_unsharded(init: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], None]:
+    """Make a random initialiser give a sharded parameter the values it would give the whole one.
+
+    DTensor keeps ranks' random streams apart with a tracker that exists for accelerators only. On a CPU mesh
+    every rank draws the same numbers into its own shard, so expert 0 of one rank is a copy of expert 0 of the
+    other, gate row and all: half the experts, each twice, and routers with exactly tied logits. Here each rank
+    draws the whole parameter from the same stream and keeps its shard, whatever the number of ranks.
+    """
+
+    def initialise(parameter: torch.Tensor) -> None:
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        if not isinstance(parameter, DTensor) or parameter.device.type != "cpu":
+            init(parameter)
+            return
+        whole = torch.empty(parameter.shape, dtype=parameter.dtype)
+        init(whole)
+        # Every rank holds the whole already; src_data_rank=None slices it without communication.
+        parameter.copy_(
+            distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        )
+
+    return initialise
 
 
 def _stub_triton_where_absent() -> None:

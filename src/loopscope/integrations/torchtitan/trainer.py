@@ -17,7 +17,7 @@ from loopscope.integrations.torchtitan.objective import AuxScale, StepLosses, ra
 from loopscope.integrations.torchtitan.options import LoopscopeOptions
 from loopscope.integrations.torchtitan.probing import TrainerProbe
 from loopscope.integrations.torchtitan.ranks import decide
-from loopscope.session import Session
+from loopscope.session import Loopscope
 from loopscope.trace import ACTIVE_TRACE_SINK
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.trainer import Trainer
@@ -55,7 +55,7 @@ class LoopscopeTrainer(Trainer):
         self._headline: dict[str, float] = {}
         self._tracing = False
         self._lr: float | None = None
-        self.session = Session(settings)
+        self.session = Loopscope(settings)
         super().__init__(config)
         self.model = self.model_parts[0]
         check_model(self.model)
@@ -69,6 +69,8 @@ class LoopscopeTrainer(Trainer):
             configuration=config.to_dict(),
         )
         self._probe = TrainerProbe.build(self) if settings.probe_every else None
+        if self._probe is not None:
+            self.session.use_corpus(self._probe.corpus)
         self._log = self.metrics_processor.log
         self.metrics_processor.log = self._log_with_headline
 
@@ -79,6 +81,7 @@ class LoopscopeTrainer(Trainer):
         session, last_step = self.session, self.config.training.steps
         if session.collector is None:
             self._begin_attempt()
+        session.begin_step(self.step, tokens_seen=self._tokens_after_this_step())
         self._losses, self._microbatch, self._row_written = StepLosses(), 0, False
         self._lr = self._learning_rate()
         self._tracing = session.is_trace_step(self.step, last_step)
@@ -187,6 +190,12 @@ class LoopscopeTrainer(Trainer):
             step, global_avg_loss, global_max_loss, grad_norm, {**(extra_metrics or {}), **self._headline}
         )
         self._headline = {}
+
+    def _tokens_after_this_step(self) -> int:
+        """Training tokens of all ranks up to and including this step; every rank sees equally many."""
+        training = self.config.training
+        own: int = self.gradient_accumulation_steps * training.local_batch_size * training.seq_len
+        return (self.ntokens_seen + own) * self._scale.num_ranks
 
     def _norm_value(self) -> float | None:
         return None if self._norm.total is None else float(self._norm.total.item())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from torch import nn
+from torch import Tensor, nn
 from torchtitan.models.common.attention import FlexAttention, ScaledDotProductAttention
 from torchtitan.models.common.config_utils import make_gqa_config
 from torchtitan.models.common.embedding import Embedding
@@ -19,6 +20,7 @@ from torchtitan.models.common.token_dispatcher import LocalTokenDispatcher
 from torchtitan.protocols.model_spec import ModelSpec
 
 from loopscope.errors import ConfigError
+from loopscope.models.cpu_compat import init_like_unsharded
 from loopscope.models.loopmoe.block import LoopMoEBlock, LoopMoELayer
 from loopscope.models.loopmoe.experts import LoopGroupedExperts
 from loopscope.models.loopmoe.model import LoopMoEModel
@@ -142,7 +144,7 @@ def model_registry(flavor: str, **changes: object) -> ModelSpec:
 
 def build_config(shape: LoopMoEShape) -> LoopMoEModel.Config:
     """The model configuration of a shape."""
-    init = {"weight": partial(nn.init.normal_, std=0.02)}
+    init = {"weight": _normal(0.02)}
     edge = partial(_block, shape, shape.edge_num_experts, shape.edge_top_k)
     loop = partial(_block, shape, shape.loop_num_experts, shape.loop_top_k)
     return LoopMoEModel.Config(
@@ -160,15 +162,18 @@ def build_config(shape: LoopMoEShape) -> LoopMoEModel.Config:
     )
 
 
+def _normal(std: float) -> Callable[[Tensor], None]:
+    return init_like_unsharded(partial(nn.init.normal_, std=std))
+
+
 def _norm(dim: int) -> RMSNorm.Config:
     return RMSNorm.Config(normalized_shape=dim, eps=1e-6, param_init={"weight": nn.init.ones_})
 
 
 def _block(shape: LoopMoEShape, num_experts: int, top_k: int) -> LoopMoEBlock.Config:
-    inner = {"weight": partial(nn.init.normal_, std=0.02)}
+    inner = {"weight": _normal(0.02)}
     # Residual outputs start smaller the more visits add to the stream (Megatron's scaled initializer).
-    outer_std = 0.02 / math.sqrt(2 * shape.num_visits)
-    outer = {"weight": partial(nn.init.normal_, std=outer_std)}
+    outer = {"weight": _normal(0.02 / math.sqrt(2 * shape.num_visits))}
     head_dim = shape.dim // shape.num_heads
     return LoopMoEBlock.Config(
         dropout=shape.dropout,
