@@ -13,6 +13,9 @@ class _Done:
     def wait(self):
         return None
 
+    def is_completed(self):
+        return True
+
 
 class InTurn:
     """A `RankReducer` for ranks that are called one after the other, the writer last."""

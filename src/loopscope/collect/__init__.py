@@ -2,14 +2,19 @@
 
 from loopscope.collect.collector import ParquetCollector
 from loopscope.collect.context import RowContext
+from loopscope.collect.ranks import GroupReducer, RankReducer
 from loopscope.collect.reduce import reduce_trace
+from loopscope.collect.ring import DeviceLoss
 from loopscope.collect.strata import ProbeCorpus
 from loopscope.collect.writer import MemoryWriter, RowWriter
 
 __all__ = [
+    "DeviceLoss",
+    "GroupReducer",
     "MemoryWriter",
     "ParquetCollector",
     "ProbeCorpus",
+    "RankReducer",
     "RowContext",
     "RowWriter",
     "reduce_trace",

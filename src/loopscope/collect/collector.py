@@ -14,6 +14,7 @@ from loopscope.collect.global_layout import GlobalLayout
 from loopscope.collect.loss import LossExtras, check_step_order, loss_row
 from loopscope.collect.probe import reduce_probe
 from loopscope.collect.ranks import RankReducer
+from loopscope.collect.ring import DeviceLoss, LossRing
 from loopscope.collect.step import TracedStep, TraceResult
 from loopscope.collect.strata import ProbeCorpus
 from loopscope.collect.together import finish_together
@@ -83,6 +84,7 @@ class ParquetCollector:
         self._open: TracedStep | None = None
         self._skipped_step: int | None = None
         self._last_loss_step: int | None = None
+        self._ring = LossRing(reducer)
         self._kept: Exception | None = None
 
     @property
@@ -114,7 +116,7 @@ class ParquetCollector:
 
         Args:
             step: the step the values belong to; it may lie some steps back, but never before the last call's.
-            loss: the six components.
+            loss: the six components; with a reducer they must be global already.
             grad_norm: norm before clipping; None where it is not known.
             lr: learning rate of the update; None where it is not known.
             task_loss_sum: summed cross-entropy over the target tokens.
@@ -126,6 +128,23 @@ class ParquetCollector:
         """
         extras = LossExtras(task_loss_sum, num_target_tokens, other_loss)
         return self._guarded("on_metrics_step", step, lambda: self._loss(step, loss, grad_norm, lr, extras))
+
+    def submit_loss(self, step: int, loss: DeviceLoss) -> dict[str, float]:
+        """The step's loss as scalars that are still on the device: `on_metrics_step` without waiting for them.
+
+        The row comes as soon as the values have arrived, at most 8 steps later, and at every traced step, flush
+        and close; until then a dying process loses it. With a reducer the values are summed over ranks in one
+        asynchronous all-reduce, so every rank calls this at every step. Do not mix it with `on_metrics_step`.
+
+        Returns:
+            The headline scalars of the newest loss that has arrived; nothing where none has.
+        """
+
+        def submit() -> dict[str, float]:
+            self._ring.submit(step, loss)
+            return self._drain_losses()
+
+        return self._guarded("submit_loss", step, submit)
 
     def on_trace_step(
         self,
@@ -167,11 +186,13 @@ class ParquetCollector:
         self._health(step, [health.event(name, severity, detail=detail)])
 
     def flush(self, durable: bool = False) -> None:
-        """Hand buffered rows over; to the disk where `durable` (at checkpoints)."""
+        """Hand buffered rows over, losses under way included; to the disk where `durable` (at checkpoints)."""
+        self._guarded("flush", self._last_loss_step or 0, lambda: self._drain_losses(block=True))
         self._writer.flush(durable=durable)
 
     def close(self) -> None:
         """Write what is left and close the writer."""
+        self._guarded("close", self._last_loss_step or 0, lambda: self._drain_losses(block=True))
         if self._open is not None:
             self._abandon("the run ended")
         self._writer.close()
@@ -210,6 +231,12 @@ class ParquetCollector:
         self._write("loss", step, [row])
         self._health(step, events)
         return {**headline.of_loss(loss), "health/dropped": float(self.dropped)}
+
+    def _drain_losses(self, *, block: bool = False) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for arrived in self._ring.drain(block=block):
+            found = self._loss(arrived.step, arrived.loss, arrived.grad_norm, arrived.lr, arrived.extras)
+        return found
 
     def _trace(
         self,
@@ -285,6 +312,7 @@ class ParquetCollector:
         self._health(step, events)
         if self._on_error == "raise" and result.problems:
             raise result.problems[0]
+        self._drain_losses(block=True)  # the transfer has just waited for everything before it
         found = headline.of_trace(result.tables)
         if result.coverage.ratio is not None:
             found["health/coverage"] = result.coverage.ratio

@@ -17,6 +17,10 @@ class Pending(Protocol):
         """Return when its result may be used (on an accelerator: may be used by the current stream)."""
         ...
 
+    def is_completed(self) -> bool:
+        """True where `wait` would return at once."""
+        ...
+
 
 class RankReducer(Protocol):
     """Element-wise reductions over all ranks that saw different tokens. Every method is collective."""
