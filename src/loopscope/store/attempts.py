@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +73,7 @@ def create_attempt(disk: Disk, root: Path, wanted: Attempt) -> Attempt:
         number += 1
         attempt = msgspec.structs.replace(wanted, attempt=number)
         try:
-            create_file(disk, folder / f"{number:05d}.json", msgspec.json.encode(attempt))
+            create_file(disk, folder / f"{number:05d}.json", _encode(attempt))
         except FileExistsError:
             continue
         return attempt
@@ -85,10 +86,10 @@ def read_attempts(root: Path) -> tuple[list[Attempt], list[str]]:
     faults: list[str] = []
     for number, name in sorted(_numbers(folder).items()):
         try:
-            attempt = msgspec.json.decode((folder / name).read_bytes(), type=Attempt)
+            attempt = _decode((folder / name).read_bytes())
         except FileNotFoundError:
             continue
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, ValueError) as error:
             faults.append(f"attempt {number}: {ATTEMPTS_DIR}/{name} cannot be read ({error})")
             continue
         if attempt.attempt != number:
@@ -131,6 +132,25 @@ def attempt_rows(
         }
         rows.append(row)
     return rows
+
+
+class _Checked(msgspec.Struct):
+    # A flipped digit of first_step would silently change which rows are live.
+    crc32: str
+    attempt: msgspec.Raw
+
+
+def _encode(attempt: Attempt) -> bytes:
+    text = msgspec.json.encode(attempt)
+    return msgspec.json.encode(_Checked(f"{zlib.crc32(text):08x}", msgspec.Raw(text))) + b"\n"
+
+
+def _decode(data: bytes) -> Attempt:
+    checked = msgspec.json.decode(data, type=_Checked)
+    found = f"{zlib.crc32(bytes(checked.attempt)):08x}"
+    if found != checked.crc32:
+        raise ValueError(f"its content has CRC-32 {found}, it says {checked.crc32}")
+    return msgspec.json.decode(checked.attempt, type=Attempt)
 
 
 def _numbers(folder: Path) -> dict[int, str]:

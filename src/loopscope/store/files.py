@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from loopscope.store.journal import read_journal
+from loopscope.store.ledger import Ledger, read_ledger
 from loopscope.store.names import (
     ATTEMPT_PART,
     JOURNAL_DIR,
     TABLES_DIR,
     Segment,
     parse_journal,
+    parse_ledger,
     parse_part,
 )
 
@@ -56,6 +58,8 @@ class RunFiles:
     """Table → parts in order; one per segment."""
     journals: dict[Segment, bytes] = field(default_factory=dict)
     """Content of the journals that are not sealed yet."""
+    ledgers: dict[Segment, Ledger] = field(default_factory=dict)
+    """What sealing made, per segment."""
     damaged: list[str] = field(default_factory=list)
     """Journals that were kept because some of their rows could not be sealed."""
     problems: list[Problem] = field(default_factory=list)
@@ -81,10 +85,15 @@ def _scan_journals(files: RunFiles) -> None:
     for name in _names(folder):
         if name.endswith(".wal.damaged"):
             files.damaged.append(name)
+        path = folder / name
+        sealed = parse_ledger(name)
+        if sealed is not None and not path.is_symlink():
+            ledger = read_ledger(path)
+            if ledger is not None:
+                files.ledgers[sealed] = ledger
         segment = parse_journal(name)
         if segment is None:
             continue
-        path = folder / name
         try:
             if path.is_symlink():
                 files.problems.append(_link(files.root, path))

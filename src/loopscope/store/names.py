@@ -17,6 +17,7 @@ ATTEMPT_PART = "attempts.parquet"
 
 _WRITER = re.compile(r"[A-Za-z0-9_]{1,64}")
 _JOURNAL = re.compile(r"(\d{1,9})-([A-Za-z0-9_]{1,64})-(\d{1,9})\.wal")
+_LEDGER = re.compile(r"(\d{1,9})-([A-Za-z0-9_]{1,64})-(\d{1,9})\.sealed")
 _PART = re.compile(r"part-(\d{1,9})-([A-Za-z0-9_]{1,64})-(\d{1,9})-([0-9a-f]{8})\.parquet")
 
 
@@ -38,6 +39,11 @@ class Segment:
         """The journal's file name."""
         return f"{self.stem}.wal"
 
+    @property
+    def ledger(self) -> str:
+        """The file that says which parts were made of the journal, and how many rows they hold."""
+        return f"{self.stem}.sealed"
+
     def part(self, crc: int) -> str:
         """The file name of a sealed part whose content has this CRC-32."""
         return f"part-{self.stem}-{crc:08x}.parquet"
@@ -46,6 +52,12 @@ class Segment:
 def parse_journal(name: str) -> Segment | None:
     """The segment of a journal's file name; None for another file."""
     match = _JOURNAL.fullmatch(name)
+    return Segment(int(match[1]), match[2], int(match[3])) if match else None
+
+
+def parse_ledger(name: str) -> Segment | None:
+    """The segment of a ledger's file name; None for another file."""
+    match = _LEDGER.fullmatch(name)
     return Segment(int(match[1]), match[2], int(match[3])) if match else None
 
 

@@ -19,6 +19,8 @@ from loopscope.store.schema import TableSchema
 ROW_GROUP_BYTES = 32 << 20
 """Arrow bytes per row group; under 64 MB in the file even where nothing compresses."""
 
+_BUFFER_BYTES = 1 << 20
+
 
 @dataclass(frozen=True, kw_only=True)
 class PartMeta:
@@ -76,15 +78,23 @@ class _Sink:
         self._disk = disk
         self._fd = fd
         self._size = 0
+        self._buffer = bytearray()
         self.crc = 0
         self.closed = False
 
     def write(self, data: Any) -> int:
-        content = bytes(data)
+        before = len(self._buffer)
+        self._buffer += data
+        taken = len(self._buffer) - before
+        self._size += taken
+        if len(self._buffer) >= _BUFFER_BYTES:
+            self.drain()
+        return taken
+
+    def drain(self) -> None:
+        content, self._buffer = bytes(self._buffer), bytearray()
         write_all(self._disk, self._fd, content)
         self.crc = zlib.crc32(content, self.crc)
-        self._size += len(content)
-        return len(content)
 
     def tell(self) -> int:
         return self._size
@@ -130,6 +140,7 @@ def write_parquet(disk: Disk, path: Path, schema: pa.Schema, tables: Iterable[pa
                 for table in tables:
                     for group in _row_groups(table):
                         writer.write_table(group, row_group_size=max(1, group.num_rows))
+            sink.drain()
             disk.fsync(fd)
         finally:
             disk.close(fd)

@@ -48,6 +48,7 @@ class RunReader:
         self.problems: list[Problem] = list(self.files.problems)
         """What is wrong with the run, as far as was looked: a table's own parts are checked when it is read."""
         self._checked: dict[Path, PartMeta | None] = {}
+        self._looked_for_missing = False
         self._columns: dict[Path, tuple[str, ...]] = {}
         self._journal_rows: dict[Segment, dict[str, list[pa.Table]]] = {}
         self.manifest = self._manifest()
@@ -151,6 +152,9 @@ class RunReader:
                 self._believed(part)
         for segment in self.files.journals:
             self._rows_of(segment)
+        if not self._looked_for_missing:
+            self._missing_parts()
+            self._looked_for_missing = True
         return self.problems
 
     def _only_live(self, piece: pa.Table, attempt: int) -> pa.Table:
@@ -166,8 +170,7 @@ class RunReader:
             try:
                 meta = check_part(part, self.manifest.run_id, self.schemas.get(part.table))
             except (OSError, ValueError, pa.ArrowException) as error:
-                self.problems.append(Problem("part", where, f"{error}; its rows are left out"))
-                self._checked[part.path] = None
+                self._distrust(part, where, str(error))
                 return None
             self._checked[part.path] = meta
             schema = self.schemas.get(part.table)
@@ -183,16 +186,35 @@ class RunReader:
                 self.problems.append(Problem("journal", where, text, meta.lost_rows))
         return self._checked[part.path]
 
+    def _distrust(self, part: Part, where: str, reason: str) -> None:
+        self._checked[part.path] = None
+        if part.segment in self.files.journals:
+            self.problems.append(Problem("part", where, f"{reason}; its journal is read instead", 0))
+            return
+        ledger = self.files.ledgers.get(part.segment)
+        lost = None if ledger is None else ledger.rows.get(part.table)
+        self.problems.append(Problem("part", where, f"{reason}; its rows are left out", lost))
+
+    def _missing_parts(self) -> None:
+        """Parts that a ledger names and that are not there."""
+        there = {(p.table, p.segment) for parts in self.files.parts.values() for p in parts}
+        for segment, ledger in sorted(self.files.ledgers.items()):
+            if segment in self.files.journals:
+                continue
+            for table, count in ledger.rows.items():
+                if (table, segment) not in there:
+                    where = f"{TABLES_DIR}/{table}/part-{segment.stem}-{ledger.crc32.get(table, '')}.parquet"
+                    self.problems.append(Problem("part", where, "is not there any more", count))
+
     def _read_part(self, part: Part, target: pa.Schema) -> pa.Table | None:
         try:
             with pq.ParquetFile(part.path, page_checksum_verification=True) as file:
-                there = [c for c in target.names if c in file.schema_arrow.names]
-                table = file.read(columns=there)
+                names = set(file.schema_arrow.names)
+                table = file.read(columns=[c for c in target.names if c in names])
             return conform(table, target)
         except (OSError, ValueError, pa.ArrowException) as error:
             where = f"{TABLES_DIR}/{part.table}/{part.path.name}"
-            self.problems.append(Problem("part", where, f"cannot be read ({error}); its rows are left out"))
-            self._checked[part.path] = None
+            self._distrust(part, where, f"cannot be read ({error})")
             return None
 
     def _rows_of(self, segment: Segment) -> dict[str, list[pa.Table]]:
@@ -298,8 +320,9 @@ def conform(table: pa.Table, target: pa.Schema) -> pa.Table:
         ValueError: a column's type is not the target's.
     """
     arrays = []
+    there = set(table.column_names)
     for field in target:
-        if field.name not in table.column_names:
+        if field.name not in there:
             arrays.append(pa.nulls(table.num_rows, field.type))
             continue
         column = table[field.name]

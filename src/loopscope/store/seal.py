@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from loopscope.errors import SchemaError
 from loopscope.store.arrow_rows import ArrowRows
 from loopscope.store.disk import LOCAL_DISK, Disk
 from loopscope.store.journal import JournalHeader, decode_journal, journal_header, read_journal
+from loopscope.store.ledger import Ledger, write_ledger
 from loopscope.store.names import JOURNAL_DIR, Segment, parse_journal, parse_part, table_dir
 from loopscope.store.parts import PartMeta, file_crc, write_part
 from loopscope.store.schema import TableSchema
@@ -65,13 +66,16 @@ def seal_journal(
     chunks = rows.tables()
     result.faults = list(content.faults)
     result.lost = content.lost + sum(rows.misfits.values())
-    done = _tables_in_place(root, segment)
-    for table, parts in chunks.items():
-        result.rows += sum(p.num_rows for p in parts)
-        if table in done or not parts:
-            continue
-        meta = part_meta(header, tables[table], lost_rows=result.lost)
-        result.parts.append(write_part(disk, root, tables[table], meta, parts))
+    crcs = _parts_in_place(root, segment, tables)
+    counts = {table: sum(p.num_rows for p in parts) for table, parts in chunks.items() if parts}
+    result.rows = sum(counts.values())
+    for table in counts:
+        if table not in crcs:
+            meta = part_meta(header, tables[table], lost_rows=result.lost)
+            path_of_part = write_part(disk, root, tables[table], meta, chunks[table])
+            result.parts.append(path_of_part)
+            crcs[table] = path_of_part.stem[-8:]
+    write_ledger(disk, root, segment, Ledger(rows=counts, crc32=crcs, lost=result.lost))
     if result.lost:
         disk.replace(path, path.with_name(path.name + DAMAGED))
     else:
@@ -107,15 +111,15 @@ def _check_versions(path: Path, header: JournalHeader, tables: Mapping[str, Tabl
         )
 
 
-def _tables_in_place(root: Path, segment: Segment) -> set[str]:
-    """Tables of which this segment's part already exists, whole."""
-    found = set()
-    for table in TABLES:
+def _parts_in_place(root: Path, segment: Segment, tables: Iterable[str]) -> dict[str, str]:
+    """Table → CRC-32 in the name of this segment's part, where it already exists, whole."""
+    found = {}
+    for table in tables:
         folder = table_dir(root, table)
         if not folder.is_dir():
             continue
         for path in folder.glob(f"part-{segment.stem}-*.parquet"):
             parsed = parse_part(path.name)
             if parsed is not None and file_crc(path) == parsed[1]:
-                found.add(table)
+                found[table] = f"{parsed[1]:08x}"
     return found

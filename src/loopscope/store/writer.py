@@ -163,6 +163,7 @@ class RowWriter:
         """Write what is left, make it durable, seal it, give the writer's files back. A second call does nothing."""
         if os.getpid() != self._pid or self._closed:
             return
+        self._notice_removal()
         self._report_dropped()
         with self._mutex:
             self._closed = True
@@ -188,6 +189,7 @@ class RowWriter:
         """Chores of the background thread: fsync by time, rotation by age, the count of dropped rows."""
         self._lock.beat()
         now = time.monotonic()
+        self._notice_removal()
         self._settle_retired()
         self._report_dropped()
         if now - self._synced >= self._options.fsync_s:
@@ -199,6 +201,18 @@ class RowWriter:
                 and now - self._opened >= self._options.rotate_s
             ):
                 self._retire()
+
+    def _notice_removal(self) -> None:
+        """A file that was deleted under us takes rows without complaint: count them as lost, start another."""
+        with self._mutex:
+            journal = self._journal
+            if journal is None or os.fstat(journal.fd).st_nlink > 0 or journal.path.exists():
+                return
+            self._journal = None
+            self.dropped += journal.rows
+            self.last_error = f"{journal.path} was deleted while it was being written"
+        with contextlib.suppress(OSError):
+            self._disk.close(journal.fd)
 
     def _write(self, table: str, row: msgspec.Struct) -> None:
         journal = self._journal
@@ -216,7 +230,12 @@ class RowWriter:
         self._seq += 1
         header = msgspec.structs.replace(self._header, seq=self._seq)
         path = self._root / JOURNAL_DIR / Segment(header.attempt, header.writer, header.seq).journal
-        self._journal = Journal(self._disk, path, header)
+        try:
+            self._journal = Journal(self._disk, path, header)
+        except FileNotFoundError:
+            # The folder was deleted under the run: what comes from here on is still worth keeping.
+            self._disk.mkdir(path.parent)
+            self._journal = Journal(self._disk, path, header)
         self._opened = time.monotonic()
         return self._journal
 
