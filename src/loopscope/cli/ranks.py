@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -44,24 +44,25 @@ def run_ranks(
     log_dir.mkdir(parents=True, exist_ok=True)
     console = make_console(stderr=True)
     piped = console.is_terminal
-    process = subprocess.Popen(
-        torchrun_command(arguments, ranks=ranks, log_dir=log_dir),
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE if piped else None,
-        stderr=subprocess.STDOUT if piped else None,
-        text=True,
-        errors="replace",
-        # A session of its own: Ctrl-C would otherwise reach it from the terminal and from us.
-        start_new_session=True,
-    )
-    with _signals_forwarded(process) as received:
+    with _signals_forwarded() as (received, started):
+        process = subprocess.Popen(
+            torchrun_command(arguments, ranks=ranks, log_dir=log_dir),
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if piped else None,
+            stderr=subprocess.STDOUT if piped else None,
+            text=True,
+            errors="replace",
+            # A session of its own: Ctrl-C would otherwise reach it from the terminal and from us.
+            start_new_session=True,
+        )
+        started(process)
         if process.stdout is not None:
             _show(process.stdout, console, steps)
         status = process.wait()
     if received:
-        print(f"loopscope train: stopped by {signal.Signals(received[-1]).name}", file=sys.stderr)
-        return 128 + received[-1]
+        print(f"loopscope train: stopped by {signal.Signals(received[0]).name}", file=sys.stderr)
+        return 128 + received[0]
     if status == 0:
         return 0
     print(f"loopscope train: failed; what every rank printed lies below {log_dir}", file=sys.stderr)
@@ -81,20 +82,35 @@ def _show(lines: Iterable[str], console: Console, steps: int) -> None:
 
 
 @contextmanager
-def _signals_forwarded(process: subprocess.Popen[str]) -> Iterator[list[int]]:
+def _signals_forwarded() -> Iterator[tuple[list[int], Callable[[subprocess.Popen[str]], None]]]:
+    """Hands the first SIGINT or SIGTERM on to the process given to the second value; the first lists them.
+
+    Our handlers are in place before the process starts: a signal that this process ignores (as a shell makes
+    its background jobs do) would be ignored by every rank as well, and nothing could stop them.
+    """
     received: list[int] = []
+    running: list[subprocess.Popen[str]] = []
 
     def forward(number: int, _frame: FrameType | None) -> None:
         received.append(number)
-        if process.poll() is None:
-            process.send_signal(number)
+        if len(received) > 1:
+            # A second signal would break off torchrun's own shutdown and leave the ranks behind.
+            print("loopscope train: already stopping; ranks that do not end get killed", file=sys.stderr)
+        elif running and running[0].poll() is None:
+            running[0].send_signal(number)
+
+    def started(process: subprocess.Popen[str]) -> None:
+        running.append(process)
+        if received:  # it came between our handler and the start
+            process.send_signal(received[0])
 
     previous = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield received
+        yield received, started
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-        if process.poll() is None:  # only where we ourselves failed: never leave ranks behind
-            process.terminate()
-            process.wait()
+        for process in running:
+            if process.poll() is None:  # only where we ourselves failed: never leave ranks behind
+                process.terminate()
+                process.wait()
