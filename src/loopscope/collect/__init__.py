@@ -6,12 +6,13 @@ from loopscope.collect.ranks import GroupReducer, RankReducer
 from loopscope.collect.reduce import reduce_trace
 from loopscope.collect.ring import DeviceLoss
 from loopscope.collect.strata import ProbeCorpus
-from loopscope.collect.writer import MemoryWriter, RowWriter
+from loopscope.collect.writer import MemoryWriter, NullWriter, RowWriter
 
 __all__ = [
     "DeviceLoss",
     "GroupReducer",
     "MemoryWriter",
+    "NullWriter",
     "ParquetCollector",
     "ProbeCorpus",
     "RankReducer",

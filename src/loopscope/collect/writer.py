@@ -56,3 +56,18 @@ class MemoryWriter:
             for row in self.tables.get(table, [])
             if all(row.get(key) == value for key, value in equal.items())
         ]
+
+
+class NullWriter:
+    """Takes rows and drops them: for ranks that only take part in the reductions."""
+
+    dropped = 0
+
+    def append(self, table: str, row: Mapping[str, object]) -> None:
+        """Drop the row."""
+
+    def flush(self, durable: bool = False) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""

@@ -9,7 +9,14 @@ from types import TracebackType
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import loopscope
-from loopscope.collect import ParquetCollector, ProbeCorpus, RowContext
+from loopscope.collect import (
+    NullWriter,
+    ParquetCollector,
+    ProbeCorpus,
+    RankReducer,
+    RowContext,
+    RowWriter,
+)
 from loopscope.errors import CheckpointMismatchError, TraceError
 from loopscope.session.config import LoopscopeConfig
 from loopscope.session.schedule import is_probe_step, is_trace_step
@@ -87,6 +94,7 @@ class Loopscope:
         self._corpus: ProbeCorpus | None = None
         self._rank, self._world_size = 0, 1
         self._decide: Decide = _alone
+        self._reducer: RankReducer | None = None
         self._expected: tuple[VisitSpec, ...] = ()
 
     @property
@@ -102,6 +110,7 @@ class Loopscope:
         rank: int = 0,
         world_size: int = 1,
         decide: Decide | None = None,
+        reducer: RankReducer | None = None,
         configuration: Mapping[str, object] | None = None,
     ) -> None:
         """Create the run, or find the one to resume. Collective where there is more than one rank.
@@ -112,6 +121,8 @@ class Loopscope:
             rank: this process's rank.
             world_size: number of ranks.
             decide: runs a function on rank 0 and gives its result to all ranks; not needed with one rank.
+            reducer: merges over ranks: rows are then global and rank 0 alone writes. Without it every rank writes
+                rows of its own, labelled `rank_local`.
             configuration: the trainer's, as plain data, for the manifest.
 
         Raises:
@@ -120,7 +131,7 @@ class Loopscope:
             StoreError: `out` cannot be written.
         """
         self._rank, self._world_size, self._decide = rank, world_size, decide or _alone
-        self._expected = tuple(expected_visits)
+        self._expected, self._reducer = tuple(expected_visits), reducer
 
         def create() -> str:
             self._store = self._create(meta, dict(configuration or {}))
@@ -177,9 +188,11 @@ class Loopscope:
             ).attempt
 
         self.attempt = self._decide(claim)
-        writer = store.writer(
-            attempt=self.attempt, writer=f"r{self._rank:05d}", on_error=self.config.on_error
-        )
+        writer: RowWriter = NullWriter()
+        if self._reducer is None or self._reducer.is_writer:
+            writer = store.writer(
+                attempt=self.attempt, writer=f"r{self._rank:05d}", on_error=self.config.on_error
+            )
         self.collector = ParquetCollector(
             writer,
             context=RowContext(
@@ -188,6 +201,7 @@ class Loopscope:
             expected_visits=self._expected,
             on_error=self.config.on_error,
             corpus=self._corpus,
+            reducer=self._reducer,
         )
         return self.collector
 
