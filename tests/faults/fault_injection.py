@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fault_disk import FaultyDisk
-from fault_rows import wrong_rows, write_step
+from fault_rows import write_step, wrong_rows
 
 from loopscope.store import RunReader, RunStore, StoreOptions
 

@@ -28,9 +28,16 @@ class Nursery:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_CHILD.parent), *filter(None, sys.path)])}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(_CHILD.parent), *filter(None, sys.path)]),
+        }
         self._process = subprocess.Popen(
-            [sys.executable, str(_CHILD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+            [sys.executable, str(_CHILD)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            text=True,
         )
 
     def kill_after(self, order: dict[str, Any], seconds: float) -> tuple[int | None, int | None, bool]:

@@ -19,7 +19,15 @@ _OPTIONS = StoreOptions(tick_s=3600.0, on_error="raise")
 def run_rollbacks(folder: Path, *, histories: int, seed: int) -> dict[str, Any]:
     """`histories` random trainings with two writers each: one writes losses, both write their positions."""
     generator = random.Random(seed)
-    figures = {"histories": 0, "attempts": 0, "died_empty": 0, "wrong_live": 0, "doubled": 0, "stale": 0, "sql": 0}
+    figures = {
+        "histories": 0,
+        "attempts": 0,
+        "died_empty": 0,
+        "wrong_live": 0,
+        "doubled": 0,
+        "stale": 0,
+        "sql": 0,
+    }
     for _ in range(histories):
         root = folder / "history"
         _one(root, generator, figures)

@@ -53,5 +53,5 @@ class Schemas:
 def _rendered(schema: TableSchema) -> object:
     table = make_table(("column", "type", "meaning"), left=("column", "type", "meaning"))
     for column in schema.columns:
-        table.add_row(column.name, column.type, column.doc.replace("[", "\\["))
+        table.add_row(column.name, column.type.replace("[", "\\["), column.doc.replace("[", "\\["))
     return Group(*titled(f"{schema.name} (version {schema.version})", table))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -84,25 +84,34 @@ class RunReader:
         """
         schema = self.schema(table)
         wanted = list(schema.names if columns is None else columns)
+        pieces = list(self.iterate(table, live=live, columns=wanted))
+        return pa.concat_tables(pieces) if pieces else schema.arrow.empty_table().select(wanted)
+
+    def iterate(
+        self, table: str, *, live: bool = True, columns: Sequence[str] | None = None
+    ) -> Iterator[pa.Table]:
+        """The same, a file at a time."""
+        schema = self.schema(table)
+        wanted = list(schema.names if columns is None else columns)
         if unknown := [c for c in wanted if c not in schema.name_set]:
             raise SchemaError(
                 f"table {table!r} has no column {unknown[0]!r}; it has {', '.join(schema.names)}"
             )
         if table == "attempt":
             rows = attempt_rows(self.manifest.run_id, self.attempts, self.live)
-            return rows_to_arrow(schema, rows, {}).select(wanted)
+            yield rows_to_arrow(schema, rows, {}).select(wanted)
+            return
         needed = wanted if not live or "step" in wanted else [*wanted, "step"]
         target = pa.schema([schema.arrow.field(c) for c in needed])
-        pieces: list[pa.Table] = []
         for part in self.parts(table, live=live):
             piece = self._read_part(part, target)
             if piece is not None:
-                pieces.append(self._only_live(piece, part.segment.attempt) if live else piece)
+                piece = self._only_live(piece, part.segment.attempt) if live else piece
+                yield piece.select(wanted)
         for attempt, chunk in self.journal_rows(table, live=live):
             piece = chunk.select(needed)
-            pieces.append(self._only_live(piece, attempt) if live else piece)
-        whole = pa.concat_tables(pieces) if pieces else target.empty_table()
-        return whole.select(wanted)
+            piece = self._only_live(piece, attempt) if live else piece
+            yield piece.select(wanted)
 
     def schema(self, table: str) -> TableSchema:
         """The registry's entry.

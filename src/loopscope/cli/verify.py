@@ -1,0 +1,40 @@
+"""`loopscope verify RUN`: is everything that the run wrote still there, and right?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from loopscope.cli.console import make_console, make_table, titled, working
+from loopscope.store.verify import verify_run
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verify:
+    """Check every checksum, name, schema, sequence number and key of a run, and the live-row rule.
+
+    Exit status 0: all is well; 1: something is wrong, and printed; 2: the folder is not a run.
+    """
+
+    path: Annotated[Path, tyro.conf.Positional]
+    """The run directory."""
+
+    def run(self) -> int:
+        """Print what was checked and what is wrong."""
+        with working("checking"):
+            found = verify_run(self.path)
+        console = make_console()
+        table = make_table(("table", "rows", "live"), left=("table",))
+        for name, count in found.rows.items():
+            table.add_row(name, str(count), str(found.live[name]))
+        console.print(*titled(str(self.path), table), sep="\n")
+        for problem in found.problems:
+            console.print(f"wrong ({problem.kind}): {problem}", markup=False)
+        console.print(
+            f"{found.parts} part(s) and {found.journals} journal(s) checked, {len(found.problems)} problem(s), "
+            f"{found.lost_rows} row(s) known to be lost"
+        )
+        return 1 if found.problems else 0

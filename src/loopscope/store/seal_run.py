@@ -1,0 +1,66 @@
+"""Sealing whatever a run still holds in journals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from loopscope.errors import StoreError
+from loopscope.store.live_table import refresh_attempt_table
+from loopscope.store.locks import read_holder
+from loopscope.store.manifest import read_manifest
+from loopscope.store.names import JOURNAL_DIR, Segment, parse_journal
+from loopscope.store.seal import Sealed, seal_journal
+
+
+@dataclass
+class SealReport:
+    """What sealing a run did."""
+
+    sealed: list[Sealed] = field(default_factory=list)
+    busy: list[str] = field(default_factory=list)
+    """Journals that a living process writes; left alone."""
+    failures: list[str] = field(default_factory=list)
+    """Journals that could not be sealed, with the reason; they are still there."""
+
+
+def seal_run(root: Path) -> SealReport:
+    """Seal every journal that nobody writes, and write the table of attempts anew.
+
+    A writer on another machine cannot be seen: its newest journal counts as being written while its lock is
+    there, and is sealed once the lock was taken over or removed.
+
+    Raises:
+        NotARunError: the folder holds no run.
+    """
+    read_manifest(root)
+    report = SealReport()
+    folder = root / JOURNAL_DIR
+    names = {s: p.name for p in folder.glob("*.wal") if (s := parse_journal(p.name)) is not None}
+    for segment in sorted(names):
+        if _is_written(folder, segment, names):
+            report.busy.append(names[segment])
+            continue
+        try:
+            report.sealed.append(seal_journal(root, names[segment]))
+        except FileNotFoundError:
+            continue  # Sealed by somebody else meanwhile.
+        except (OSError, StoreError) as error:
+            report.failures.append(f"{names[segment]}: {error}")
+    try:
+        refresh_attempt_table(root)
+    except (OSError, StoreError) as error:
+        report.failures.append(f"the table of attempts: {error}")
+    return report
+
+
+def _is_written(folder: Path, segment: Segment, names: dict[Segment, str]) -> bool:
+    """Only a writer's newest journal can be open; older ones were left to be sealed."""
+    newest = max(s.seq for s in names if (s.attempt, s.writer) == (segment.attempt, segment.writer))
+    if segment.seq < newest:
+        return False
+    for path in folder.glob(f"{segment.attempt:05d}-{segment.writer}.*.lock"):
+        holder = read_holder(path)
+        if holder is None or holder.process.alive() is not False:
+            return True
+    return False
