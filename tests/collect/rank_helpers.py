@@ -51,7 +51,7 @@ class InTurn:
         waiting.clear()
 
 
-def ranks(num_ranks, *, on_error="record", visits=None):
+def ranks(num_ranks, *, on_error="record", visits=None, per_rank=False):
     """(writer, collectors by rank, reducers by rank)."""
     shared, writer = {}, MemoryWriter()
     reducers = [InTurn(shared, rank, num_ranks) for rank in range(num_ranks)]
@@ -63,6 +63,7 @@ def ranks(num_ranks, *, on_error="record", visits=None):
             on_error=on_error,
             corpus=ProbeCorpus(name="tiny", hash="abc"),
             reducer=reducers[rank],
+            per_rank=per_rank,
         )
         for rank in range(num_ranks)
     ]

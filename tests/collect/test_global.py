@@ -252,6 +252,25 @@ def test_without_expected_visits_there_is_no_layout():
         )
 
 
+def test_rank_local_rows_beside_the_global_ones():
+    parts = split(sink(batch=4), 2)
+    writer, made, reducers = ranks(2, per_rank=True)
+    trace(made, parts)
+    assert len(writer.rows("router", aggregation_scope="global")) == 8
+    for rank, part in enumerate(parts):
+        expected = reduce_trace(part, meta())
+        own = writer.rows("router", aggregation_scope="rank_local", rank=rank)
+        for row, other in zip(own, expected["router"], strict=True):
+            assert row["expert_count"] == other["expert_count"]
+            assert row["lb_loss"] == other["lb_loss"]
+            assert row["mean_prob"] is row["margin_hist"] is None
+            assert "counts only" in json.loads(row["null_reasons"])["mean_prob"]
+            assert row["z_mean"] == other["z_mean"]
+        assert len(writer.rows("transition", aggregation_scope="rank_local", rank=rank)) == 17
+    assert reducers[0].calls == reducers[1].calls
+    assert len(reducers[0].calls) == 2
+
+
 @settings(deadline=None, max_examples=25)
 @given(
     cuts=st.lists(st.integers(1, 5), min_size=1, max_size=3),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -127,13 +127,7 @@ class StepAccumulator:
             extra: a float64 vector that is to come along.
         """
         entries, failed = self.take()
-        parts, rest = _on_host(entries, extra)
-        return StepParts(
-            visits={key: part for key, part in parts.items() if isinstance(key, VisitSpec)},
-            pairs={key: part for key, part in parts.items() if isinstance(key, Pair)},
-            failed=failed,
-            extra=rest,
-        )
+        return to_host(entries, failed, extra)
 
     def _guarded(self, key: Key, reduce: Callable[[], Entry], on_failure: OnFailure | None) -> None:
         if key in self._failed:
@@ -207,13 +201,15 @@ def _beside(point: TracePoint, valid: Tensor | None) -> Tensor | None:
     return valid.to(point.residual.device, non_blocking=True)
 
 
-def _on_host(entries: dict[Key, Entry], extra: Tensor | None) -> tuple[dict[Key, Part], NDArray[np.float64]]:
+def to_host(
+    entries: Mapping[Key, Entry], failed: frozenset[Key], extra: Float[Tensor, " n"] | None = None
+) -> StepParts:
     """One vector of everything, one copy to the host, cut apart again there."""
     vectors = [part for entry in entries.values() for part in (entry.reduced.sums, entry.reduced.maxima)]
     if extra is not None:
         vectors.append(extra)
     host: NDArray[np.float64] = torch.cat(vectors).cpu().numpy() if vectors else np.zeros(0)
-    parts = {}
+    parts: dict[Key, Part] = {}
     start = 0
     for key, entry in entries.items():
         middle = start + entry.layout.n_sum
@@ -227,4 +223,9 @@ def _on_host(entries: dict[Key, Entry], extra: Tensor | None) -> tuple[dict[Key,
             score_space=entry.score_space,
         )
         start = end
-    return parts, host[start:]
+    return StepParts(
+        visits={key: part for key, part in parts.items() if isinstance(key, VisitSpec)},
+        pairs={key: part for key, part in parts.items() if isinstance(key, Pair)},
+        failed=failed,
+        extra=host[start:],
+    )

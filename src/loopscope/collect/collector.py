@@ -8,13 +8,16 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, get_args
 
 from loopscope.collect import headline, health
+from loopscope.collect.accumulate import to_host
 from loopscope.collect.context import RowContext, RowDict, Scope, StepClock
+from loopscope.collect.exchange import Local
 from loopscope.collect.faults import describe
 from loopscope.collect.global_layout import GlobalLayout
 from loopscope.collect.loss import LossExtras, check_step_order, loss_row
 from loopscope.collect.probe import reduce_probe
 from loopscope.collect.ranks import RankReducer
 from loopscope.collect.ring import DeviceLoss, LossRing
+from loopscope.collect.rows import counts_only, step_rows
 from loopscope.collect.step import TracedStep, TraceResult
 from loopscope.collect.strata import ProbeCorpus
 from loopscope.collect.together import finish_together
@@ -49,6 +52,8 @@ class ParquetCollector:
         corpus: identity and strata of the probe corpus; needed before the first `on_probe_step`.
         reducer: merges over ranks. Rows are then of scope "global", and only the reducer's writer writes. Every
             rank calls every callback; with the last microbatch of a traced step they exchange two buffers.
+        per_rank: with a reducer, every rank also writes rank-local rows of its own, whose lists are the counts
+            only. Without a reducer all rows are rank-local anyway.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class ParquetCollector:
         on_error: OnError = "record",
         corpus: ProbeCorpus | None = None,
         reducer: RankReducer | None = None,
+        per_rank: bool = False,
     ) -> None:
         if on_error not in get_args(OnError):
             raise ConfigError(f"on_error is {on_error!r}, expected 'record' or 'raise'")
@@ -79,6 +85,7 @@ class ParquetCollector:
         self._reducer = reducer
         self._layout = None if reducer is None else GlobalLayout(self._expected)
         self._scope: Scope = "rank_local" if reducer is None else "global"
+        self._per_rank = per_rank and reducer is not None
         self._is_writer = reducer is None or reducer.is_writer
         self._clock = StepClock()
         self._open: TracedStep | None = None
@@ -129,12 +136,18 @@ class ParquetCollector:
         extras = LossExtras(task_loss_sum, num_target_tokens, other_loss)
         return self._guarded("on_metrics_step", step, lambda: self._loss(step, loss, grad_norm, lr, extras))
 
-    def submit_loss(self, step: int, loss: DeviceLoss) -> dict[str, float]:
+    def submit_loss(self, step: int, loss: DeviceLoss, *, wait: bool = False) -> dict[str, float]:
         """The step's loss as scalars that are still on the device: `on_metrics_step` without waiting for them.
 
         The row comes as soon as the values have arrived, at most 8 steps later, and at every traced step, flush
         and close; until then a dying process loses it. With a reducer the values are summed over ranks in one
         asynchronous all-reduce, so every rank calls this at every step. Do not mix it with `on_metrics_step`.
+
+        Args:
+            step: 1-based, rising.
+            loss: this rank's part.
+            wait: wait for the values, so that the headline is this step's; for steps at which the trainer has
+                waited for the device itself.
 
         Returns:
             The headline scalars of the newest loss that has arrived; nothing where none has.
@@ -142,7 +155,7 @@ class ParquetCollector:
 
         def submit() -> dict[str, float]:
             self._ring.submit(step, loss)
-            return self._drain_losses()
+            return self._drain_losses(block=wait)
 
         return self._guarded("submit_loss", step, submit)
 
@@ -291,9 +304,15 @@ class ParquetCollector:
         # Under "raise" every rank looks at the same result, so that all of them stop together.
         wanted = self._reducer.is_writer or self._on_error == "raise"
         kept, self._kept = self._kept, None
-        result = finish_together(
-            traced, self._layout, self._reducer, num_microbatches=num_microbatches, want_result=wanted
-        )
+        local = Local(num_microbatches=num_microbatches, whole_step_failed=True)
+        if traced is not None:
+            local = traced.take()
+        result = finish_together(traced, local, self._layout, self._reducer, want_result=wanted)
+        if self._per_rank:
+            for table, rows in step_rows(to_host(local.entries, local.failed)).tables.items():
+                if table == "router":
+                    rows = [counts_only(row) for row in rows]
+                self._write(table, step, rows, "rank_local")
         if kept is not None and self._on_error == "raise":
             raise kept
         return {} if result is None else self._report(step, result, traced, num_microbatches)
@@ -343,10 +362,12 @@ class ParquetCollector:
         )
         self._health(traced.step, [health.event("trace_incomplete", "critical", detail=detail)])
 
-    def _write(self, table: str, step: int, rows: Iterable[RowDict]) -> None:
-        if not self._is_writer:
-            return
-        keys = {**self._context.keys(self._scope), "step": step, **self._clock.columns(step)}
+    def _write(self, table: str, step: int, rows: Iterable[RowDict], scope: Scope | None = None) -> None:
+        if scope is None:
+            if not self._is_writer:
+                return
+            scope = self._scope
+        keys = {**self._context.keys(scope), "step": step, **self._clock.columns(step)}
         for row in rows:
             self._writer.append(table, {**keys, **row})
 

@@ -118,6 +118,18 @@ def _pair_row(
     }
 
 
+def counts_only(row: RowDict) -> RowDict:
+    """A rank-local router row beside a global one: of the list columns it keeps the counts."""
+    lists = [name for name, value in row.items() if isinstance(value, list) and name != "expert_count"]
+    nulls = {**_reasons_of(row), **dict.fromkeys(lists, "absent:rank-local rows keep counts only")}
+    return {**row, **dict.fromkeys(lists), "null_reasons": reasons(nulls)}
+
+
+def _reasons_of(row: RowDict) -> dict[str, str]:
+    text = row["null_reasons"]
+    return dict(json.loads(text)) if isinstance(text, str) else {}
+
+
 def failed_columns(table: str) -> RowDict:
     """Every metric of `table` as null for the reason `failed`."""
     names = [name for of_table, name in REGISTRY if of_table == table]

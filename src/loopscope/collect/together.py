@@ -18,10 +18,10 @@ from loopscope.errors import LoopscopeError, MetricInputError, TraceError
 
 def finish_together(
     traced: TracedStep | None,
+    local: Local,
     layout: GlobalLayout,
     reducer: RankReducer,
     *,
-    num_microbatches: int,
     want_result: bool,
 ) -> TraceResult | None:
     """Exchange partial vectors with all ranks, and finish the merged ones.
@@ -30,15 +30,11 @@ def finish_together(
 
     Args:
         traced: this rank's step; None where it failed as a whole.
+        local: what this rank brings along.
         layout: the same on every rank.
         reducer: over the ranks that hold different tokens.
-        num_microbatches: of the step.
         want_result: finish the rows; without it nothing is read from the device, and the result is None.
     """
-    if traced is None:
-        local = Local(num_microbatches=num_microbatches, whole_step_failed=True)
-    else:
-        local = traced.take()
     sums, maxima = exchange(layout, local, reducer)
     if not want_result:
         return None

@@ -24,7 +24,7 @@ class LoopscopeConfig:
     probe_every: int = 500
     """Run the probe every M steps; also step 0 and the last. 0 turns probing off."""
     per_rank: bool = False
-    """Write rank-local rows beside the global ones."""
+    """Every rank writes rank-local rows beside the global ones; their lists are the counts only."""
     on_error: OnError = "record"
     """"record": no exception of loopscope reaches the training loop, it is counted; "raise": it does."""
     resume: bool = False
@@ -58,11 +58,6 @@ class LoopscopeConfig:
                 raise UnsupportedError(
                     f"{name} is {value!r}, but nothing in this version reads it; expected (). Leave it out."
                 )
-        if self.per_rank:
-            raise UnsupportedError(
-                "per_rank is True, but rank-local rows beside global ones are not available in this version; "
-                "expected False. Leave per_rank out."
-            )
 
     @property
     def name(self) -> str:

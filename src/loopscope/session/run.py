@@ -189,7 +189,7 @@ class Loopscope:
 
         self.attempt = self._decide(claim)
         writer: RowWriter = NullWriter()
-        if self._reducer is None or self._reducer.is_writer:
+        if self._reducer is None or self._reducer.is_writer or self.config.per_rank:
             writer = store.writer(
                 attempt=self.attempt, writer=f"r{self._rank:05d}", on_error=self.config.on_error
             )
@@ -202,6 +202,7 @@ class Loopscope:
             on_error=self.config.on_error,
             corpus=self._corpus,
             reducer=self._reducer,
+            per_rank=self.config.per_rank,
         )
         return self.collector
 
