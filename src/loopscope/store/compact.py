@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +16,8 @@ from loopscope.store.disk import LOCAL_DISK
 from loopscope.store.files import Problem
 from loopscope.store.parts import PartMeta, write_parquet
 from loopscope.store.reader import RunReader
+from loopscope.store.schema import TableSchema
+from loopscope.store.tables import TABLES
 
 FILE_BYTES = 256 << 20
 """Arrow bytes per file; the file itself is several times smaller."""
@@ -35,7 +37,13 @@ class Compacted:
     """What is wrong with the run: rows that could not be read are not in the dataset."""
 
 
-def compact_run(root: Path, out: Path | None = None, *, file_bytes: int = FILE_BYTES) -> Compacted:
+def compact_run(
+    root: Path,
+    out: Path | None = None,
+    *,
+    file_bytes: int = FILE_BYTES,
+    tables: Mapping[str, TableSchema] = TABLES,
+) -> Compacted:
     """Write the live rows of every table to `out`/<table>/; the run itself is left as it is.
 
     The folder appears whole, by rename; an older compaction of this run in its place is replaced.
@@ -44,12 +52,13 @@ def compact_run(root: Path, out: Path | None = None, *, file_bytes: int = FILE_B
         root: the run.
         out: RUN/compact where None.
         file_bytes: Arrow bytes per file.
+        tables: the schema registry.
 
     Raises:
         NotARunError: the folder holds no run.
         StoreError: `out` holds something else than a compaction.
     """
-    reader = RunReader(root)
+    reader = RunReader(root, tables=tables)
     target = out if out is not None else root / COMPACT_DIR
     marker = "_loopscope_compact"
     if target.exists() and not (target / marker).exists() and any(target.iterdir()):
