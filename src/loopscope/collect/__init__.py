@@ -2,6 +2,7 @@
 
 from loopscope.collect.collector import ParquetCollector
 from loopscope.collect.context import RowContext
+from loopscope.collect.memory import planned_trace_bytes
 from loopscope.collect.ranks import GroupReducer, RankReducer
 from loopscope.collect.reduce import reduce_trace
 from loopscope.collect.ring import DeviceLoss
@@ -18,5 +19,6 @@ __all__ = [
     "RankReducer",
     "RowContext",
     "RowWriter",
+    "planned_trace_bytes",
     "reduce_trace",
 ]
