@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
+from torchtitan.distributed.activation_checkpoint import MemoryBudgetAC
 
 from loopscope.errors import ConfigError, UnsupportedError
-from torchtitan.distributed.activation_checkpoint import MemoryBudgetAC
 
 # field of ParallelismConfig → why its tensors would be reduced wrongly today
 _DEGREES = {

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from loopscope.integrations.torchtitan.options import LoopscopeOptions
-from loopscope.integrations.torchtitan.text import DATASET_NAME
-from loopscope.integrations.torchtitan.trainer import LoopscopeTrainer
-from loopscope.models.loopmoe import FLAVORS, model_registry
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.loss import CrossEntropyLoss
 from torchtitan.components.metrics import MetricsProcessor
@@ -13,6 +9,11 @@ from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
 from torchtitan.config import TrainingConfig
 from torchtitan.config.configs import DebugConfig
 from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
+
+from loopscope.integrations.torchtitan.options import LoopscopeOptions
+from loopscope.integrations.torchtitan.text import DATASET_NAME
+from loopscope.integrations.torchtitan.trainer import LoopscopeTrainer
+from loopscope.models.loopmoe import FLAVORS, model_registry
 
 
 def debug() -> LoopscopeTrainer.Config:

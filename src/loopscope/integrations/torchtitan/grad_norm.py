@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-
 from torchtitan import trainer as titan_trainer
 
 

@@ -20,7 +20,6 @@ def main(args: list[str] | None = None) -> int:
     """Parse, build the trainer, train, close. Returns the exit status."""
     cpu_compat.enable()
     import torch.distributed as dist
-
     from torchtitan.config import ConfigManager
     from torchtitan.tools.logging import init_logger
 

@@ -1,18 +1,18 @@
-"""The training objective of one microbatch and the loss components of a step, with torchtitan's scaling."""
+"""The training objective of one microbatch and the losses of a step, with torchtitan's scaling."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
-from loopscope.trace import LossComponents
+from loopscope.collect import DeviceLoss
 
 
 @dataclass(slots=True)
 class StepLosses:
-    """Detached device scalars of one optimizer step, one entry per microbatch; read once, at its end."""
+    """Detached device scalars of one optimizer step, one entry per microbatch; summed at its end."""
 
     task: list[Tensor] = field(default_factory=list)
     """Summed cross-entropy of this rank's targets ÷ the global number of targets."""
@@ -51,47 +51,29 @@ class AuxScale:
         return task + aux / (self.num_ranks * self.num_microbatches)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankLosses:
-    """This rank's loss components and what is needed to merge them over ranks."""
+def device_loss(
+    step: StepLosses, scale: AuxScale, *, grad_norm: Tensor | None, lr: float | None
+) -> DeviceLoss:
+    """A step's losses for the collector, still on the device; no value is read.
 
-    components: LossComponents
-    """Task loss is this rank's mean over its own targets."""
-    task_loss_sum: float
-    """Summed cross-entropy of this rank, in nats."""
-    num_targets: int
-    """Targets of this rank."""
-
-
-def rank_losses(step: StepLosses, scale: AuxScale) -> RankLosses:
-    """Read a step's device scalars and undo torchtitan's scaling.
-
-    ``total_loss`` comes from the tensors that backward ran on, never from the components. Their sum over
-    microbatches, times the number of ranks, weighs this rank's task loss by s = ranks · own targets ÷ global
-    targets (1 when ranks have equally many); that weight is taken out, so that
-    ``total = task + f_lb·lb + f_z·z`` for this rank's own mean. One copy to the host per scalar.
+    ``total_loss`` comes from the tensors that backward ran on, never from the components: the shares of all
+    microbatches and ranks add up to the objective, which undoes all scaling.
     """
     assert step.global_targets is not None
-    num_global = float(step.global_targets.item())
-    num_targets = round(_total(step.targets))
-    task_sum = _total(step.task) * num_global
-    # Without targets the mean does not exist; NaN becomes null with a reason, never 0.
-    task = task_sum / num_targets if num_targets else math.nan
-    weight = scale.num_ranks * num_targets / num_global if num_global else 0.0
-    objective = _total(step.objective) * scale.num_ranks
-    return RankLosses(
-        components=LossComponents(
-            task_loss=task,
-            lb_loss=_total(step.lb) / len(step.lb),
-            lb_loss_factor=scale.lb_factor,
-            z_loss=_total(step.z) / len(step.z),
-            z_loss_factor=scale.z_factor,
-            total_loss=objective - (weight - 1.0) * task,
-        ),
-        task_loss_sum=task_sum,
-        num_targets=num_targets,
+    return DeviceLoss(
+        task_loss_sum=_sum(step.task) * step.global_targets,
+        num_target_tokens=torch.stack(step.targets).sum(),
+        lb_loss=_sum(step.lb) / len(step.lb),
+        z_loss=_sum(step.z) / len(step.z),
+        total_loss=_sum(step.objective),
+        lb_loss_factor=scale.lb_factor,
+        z_loss_factor=scale.z_factor,
+        grad_norm=grad_norm,
+        lr=lr,
     )
 
 
-def _total(scalars: list[Tensor]) -> float:
-    return sum(float(scalar.item()) for scalar in scalars)
+def _sum(scalars: list[Tensor]) -> Tensor:
+    # In float64: the closure check compares this sum with its parts at 1e-4, far above float32 noise of one
+    # value, but not of a hundred microbatches.
+    return torch.stack(scalars).double().sum()

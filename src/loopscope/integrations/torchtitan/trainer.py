@@ -10,17 +10,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torchtitan.components.loss import IGNORE_INDEX
+from torchtitan.trainer import Trainer
 
+from loopscope.collect import GroupReducer
 from loopscope.integrations.torchtitan.checks import check_config, check_model
 from loopscope.integrations.torchtitan.grad_norm import GradNorm, captured_grad_norm
-from loopscope.integrations.torchtitan.objective import AuxScale, StepLosses, rank_losses
+from loopscope.integrations.torchtitan.objective import AuxScale, StepLosses, device_loss
 from loopscope.integrations.torchtitan.options import LoopscopeOptions
 from loopscope.integrations.torchtitan.probing import TrainerProbe
 from loopscope.integrations.torchtitan.ranks import decide
 from loopscope.session import Loopscope
 from loopscope.trace import ACTIVE_TRACE_SINK
-from torchtitan.components.loss import IGNORE_INDEX
-from torchtitan.trainer import Trainer
 
 _RUN_ID, _ATTEMPT = "loopscope_run_id", "loopscope_attempt"
 
@@ -51,7 +52,7 @@ class LoopscopeTrainer(Trainer):
         self._norm = GradNorm()
         self._losses = StepLosses()
         self._microbatch = 0
-        self._row_written = False
+        self._loss_submitted = False
         self._headline: dict[str, float] = {}
         self._tracing = False
         self._lr: float | None = None
@@ -64,6 +65,7 @@ class LoopscopeTrainer(Trainer):
             rank=dist.get_rank(),
             world_size=dist.get_world_size(),
             decide=decide,
+            reducer=self._reducer(),
             expected_visits=self.model.expected_visits(),
             meta=self.model.trace_meta(),
             configuration=config.to_dict(),
@@ -82,13 +84,13 @@ class LoopscopeTrainer(Trainer):
         if session.collector is None:
             self._begin_attempt()
         session.begin_step(self.step, tokens_seen=self._tokens_after_this_step())
-        self._losses, self._microbatch, self._row_written = StepLosses(), 0, False
+        self._losses, self._microbatch, self._loss_submitted = StepLosses(), 0, False
         self._lr = self._learning_rate()
         self._tracing = session.is_trace_step(self.step, last_step)
         with captured_grad_norm() as self._norm:
             super().train_step(data_iterator)
-        if not self._row_written:
-            self._write_loss_row(self._norm_value())
+        if not self._loss_submitted:
+            self._submit_loss(wait=False)
         if self._probe is not None and session.is_probe_step(self.step, last_step):
             self._probe.run(self.step)
 
@@ -160,21 +162,12 @@ class LoopscopeTrainer(Trainer):
 
     # -- rows of a step -------------------------------------------------------------------------------------
 
-    def _write_loss_row(self, grad_norm: float | None) -> None:
-        self._row_written = True
-        found = rank_losses(self._losses, self._scale)
+    def _submit_loss(self, *, wait: bool) -> None:
+        self._loss_submitted = True
+        loss = device_loss(self._losses, self._scale, grad_norm=self._norm.total, lr=self._lr)
         self._losses = StepLosses()
         assert self.session.collector is not None
-        self._headline.update(
-            self.session.collector.on_metrics_step(
-                self.step,
-                found.components,
-                grad_norm,
-                self._lr,
-                task_loss_sum=found.task_loss_sum,
-                num_target_tokens=found.num_targets,
-            )
-        )
+        self._headline.update(self.session.collector.submit_loss(self.step, loss, wait=wait))
 
     def _log_with_headline(
         self,
@@ -185,7 +178,8 @@ class LoopscopeTrainer(Trainer):
         extra_metrics: dict[str, Any] | None = None,
     ) -> None:
         """torchtitan's log call, with the headline scalars of this step beside its own metrics."""
-        self._write_loss_row(grad_norm)
+        # The trainer has just waited for this step's values, so waiting for ours costs nothing.
+        self._submit_loss(wait=True)
         self._log(
             step, global_avg_loss, global_max_loss, grad_norm, {**(extra_metrics or {}), **self._headline}
         )
@@ -195,10 +189,8 @@ class LoopscopeTrainer(Trainer):
         """Training tokens of all ranks up to and including this step; every rank sees equally many."""
         training = self.config.training
         own: int = self.gradient_accumulation_steps * training.local_batch_size * training.seq_len
-        return (self.ntokens_seen + own) * self._scale.num_ranks
-
-    def _norm_value(self) -> float | None:
-        return None if self._norm.total is None else float(self._norm.total.item())
+        total: int = (self.ntokens_seen + own) * self._scale.num_ranks
+        return total
 
     def _learning_rate(self) -> float | None:
         """The rate of this step where every parameter group has the same; else None: there is no one rate."""
@@ -241,6 +233,11 @@ class LoopscopeTrainer(Trainer):
             self.session.close()
 
     # -- set-up -----------------------------------------------------------------------------------------------
+
+    def _reducer(self) -> GroupReducer | None:
+        """Merges over the ranks that hold different tokens: torchtitan's `loss` mesh."""
+        mesh = self.parallel_dims.get_optional_mesh("loss")
+        return None if mesh is None else GroupReducer(self.device, mesh.get_group())
 
     def _aux_scale(self) -> AuxScale:
         factors = getattr(self.model, "aux_loss_factors", None)

@@ -1,0 +1,161 @@
+"""Runs several short trainings in one process per rank, since starting torch costs more than training.
+
+``torchrun ... driver.py SCENARIOS.json``; each scenario names its run folder and what differs from the base. Per
+rank and scenario a JSON file tells what the training ended with: hashes of everything that could have changed.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import pickle
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from loopscope.models import cpu_compat
+
+cpu_compat.enable()
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC  # noqa: E402
+
+from loopscope.integrations.torchtitan import configs  # noqa: E402
+from loopscope.integrations.torchtitan.text import DATASET_NAME, register_dataset  # noqa: E402
+from loopscope.integrations.torchtitan.trainer import LoopscopeTrainer  # noqa: E402
+from loopscope.models.loopmoe import model_registry  # noqa: E402
+
+RECOMPUTE = {"none": None, "full": FullAC.Config(), "selective": SelectiveAC.Config()}
+
+
+def build_config(scenario: dict[str, Any]) -> Any:
+    """A LoopscopeTrainer.Config for one scenario."""
+    config = configs.debug()
+    config.model_spec = model_registry("debug", **scenario.get("model", {}))
+    config.hf_assets_path = scenario["tokenizer"]
+    register_dataset(DATASET_NAME, scenario["dataset"])
+    config.dataloader.dataset_path = scenario["dataset"]
+    config.training.steps = scenario["steps"]
+    config.training.local_batch_size = scenario.get("local_batch_size", 2)
+    config.training.global_batch_size = scenario.get("global_batch_size", -1)
+    config.training.seq_len = scenario.get("seq_len", 32)
+    config.training.mixed_precision_param = scenario.get("dtype", "float32")
+    config.activation_checkpoint = RECOMPUTE[scenario.get("recompute", "none")]
+    config.parallelism.spmd_backend = scenario.get("backend", "spmd_types")
+    config.compile.enable = scenario.get("compile", False)
+    config.compile.components = ["model"]
+    config.checkpoint.enable = "checkpoint_every" in scenario
+    config.checkpoint.interval = scenario.get("checkpoint_every", 1)
+    config.debug.deterministic = True
+    config.debug.seed = 7
+    for name, value in scenario.get("loopscope", {}).items():
+        setattr(config.loopscope, name, value)
+    config.loopscope.out = scenario["out"]
+    config.loopscope.probe_seq_len = 24
+    return config
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of tensors and plain data, nested; tensors by their local bytes."""
+    found = hashlib.sha256()
+
+    def add(item: Any) -> None:
+        if isinstance(item, torch.Tensor):
+            local = getattr(item, "_local_tensor", item).detach().cpu().contiguous().reshape(-1)
+            found.update(f"{local.dtype}{tuple(item.shape)}".encode())
+            found.update(local.view(torch.uint8).numpy().tobytes() if local.numel() else b"")
+        elif isinstance(item, dict):
+            for key in sorted(item, key=str):
+                found.update(str(key).encode())
+                add(item[key])
+        elif isinstance(item, list | tuple):
+            for part in item:
+                add(part)
+        else:
+            found.update(pickle.dumps(item))
+
+    add(value)
+    return found.hexdigest()
+
+
+def run(scenario: dict[str, Any]) -> dict[str, Any]:
+    """Train one scenario; returns what it ended with."""
+    import random
+
+    import numpy as np
+
+    random.seed(1)
+    np.random.seed(1)
+    trainer = build_config(scenario).build()
+    objectives: list[str] = []
+    body = trainer.fwd_bwd_fn
+
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        loss = body(*args, **kwargs)
+        objectives.append(loss.item().hex())
+        return loss
+
+    trainer.fwd_bwd_fn = noting
+    if (probe_steps := scenario.get("probe_steps")) is not None:
+        trainer.session.is_probe_step = lambda step, last_step=None: step in probe_steps
+    if (kill_after := scenario.get("kill_after")) is not None:
+        trainer.should_continue_training = lambda: trainer.step < kill_after
+    try:
+        trainer.train()
+        return {
+            "objectives": objectives,
+            "parameters": digest(dict(trainer.model.named_parameters())),
+            "buffers": digest(dict(trainer.model.named_buffers())),
+            "optimizer": digest(trainer.optimizers.state_dict()),
+            "dataloader": digest(trainer.dataloader.state_dict()),
+            "rng": digest([torch.get_rng_state(), random.getstate(), pickle.dumps(np.random.get_state())]),
+            "graphs": sum(torch._dynamo.utils.counters["stats"].values()),
+            "graph_breaks": sum(torch._dynamo.utils.counters["graph_break"].values()),
+        }
+    finally:
+        trainer.close()
+
+
+def share_meshes() -> None:
+    """One ParallelDims per backend: a process knows its meshes by identity, so a second set does not fit the first."""
+    known: dict[str, Any] = {}
+    fresh = LoopscopeTrainer.init_distributed
+
+    def init_distributed(trainer: LoopscopeTrainer) -> Any:
+        backend = trainer.config.parallelism.spmd_backend
+        if backend not in known:
+            known[backend] = fresh(trainer)
+        return known[backend]
+
+    LoopscopeTrainer.init_distributed = init_distributed  # type: ignore[method-assign]
+
+
+def main() -> int:
+    """Run every scenario in turn; a failure is written down and does not stop the others."""
+    # torchtitan waits two seconds for other ranks at the end of every training; here they all go on together.
+    import torchtitan.trainer
+
+    torchtitan.trainer.time.sleep = lambda seconds: None  # type: ignore[attr-defined]
+    share_meshes()
+    failed = 0
+    for scenario in json.loads(Path(sys.argv[1]).read_text()):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        try:
+            result = run(scenario)
+        except Exception as error:
+            result = {"error": type(error).__name__, "message": str(error), "trace": traceback.format_exc()}
+            failed += "error" not in scenario
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        Path(scenario["result"] + f".{rank}").write_text(json.dumps(result))
+        gc.collect()
+        dist.barrier()
+    dist.destroy_process_group()
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
