@@ -8,6 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from loopscope.trace.leak_holders import holders_of_object, holders_of_storage
 from loopscope.trace.point import TracePoint
 
 _MAX_NAMED = 8
+_MAX_TRACED_BACK = 2
+"""Findings whose holders are looked for; each look walks all objects of the process several times."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +42,15 @@ class _Note:
     def __str__(self) -> str:
         hint = "" if self.graph is None else ", recorded without detach()"
         return f"{self.field} at unrolled_pos {self.unrolled_pos}{hint}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    """Something that lives on: what, and how to find who holds it. No reference to it."""
+
+    what: str
+    holders: Callable[[], str] = str
+    """`` held by ...``; an empty text where it is part of `what`."""
 
 
 class TraceWatch:
@@ -69,9 +81,10 @@ class TraceWatch:
         beside = _live_points(self._points, self._notes)
         if storages:
             alive += _live_storages(self._notes)
-            beside += derived_graphs({note.graph for note in self._notes if note.graph is not None})
+            marks = {note.graph for note in self._notes if note.graph is not None}
+            beside += [_Finding(line) for line in derived_graphs(marks)]
         else:
-            beside += new_graphs(self._since)
+            beside += [_Finding(line) for line in new_graphs(self._since)]
         if alive or beside:
             raise LeakError(_message(alive, beside, len(self._notes)))
 
@@ -168,9 +181,9 @@ def _next_node() -> int:
     return int(torch._C._autograd._get_sequence_nr())
 
 
-def _live_objects(notes: tuple[_Note, ...]) -> list[str]:
+def _live_objects(notes: tuple[_Note, ...]) -> list[_Finding]:
     return [
-        f"{note} (the tensor itself){holders_of_object(note.tensor)}"
+        _Finding(f"{note} (the tensor itself)", partial(holders_of_object, note.tensor))
         for note in notes
         if not note.own and note.tensor() is not None
     ]
@@ -178,27 +191,30 @@ def _live_objects(notes: tuple[_Note, ...]) -> list[str]:
 
 def _live_points(
     points: tuple[tuple[int, weakref.ref[TracePoint]], ...], notes: tuple[_Note, ...]
-) -> list[str]:
+) -> list[_Finding]:
     # A live point keeps its tensors alive, which then have been named already.
     named = {note.unrolled_pos for note in notes if not note.own and note.tensor() is not None}
     return [
-        f"the TracePoint at unrolled_pos {position}{holders_of_object(point)}"
+        _Finding(f"the TracePoint at unrolled_pos {position}", partial(holders_of_object, point))
         for position, point in points
         if position not in named and point() is not None
     ]
 
 
-def _live_storages(notes: tuple[_Note, ...]) -> list[str]:
+def _live_storages(notes: tuple[_Note, ...]) -> list[_Finding]:
     return [
-        f"{note} (its storage){holders_of_storage(note.storage)}"
+        _Finding(f"{note} (its storage)", partial(holders_of_storage, note.storage))
         for note in notes
         if _is_live(note.storage) and note.tensor() is None
     ]
 
 
-def _message(alive: list[str], beside: list[str], total: int) -> str:
+def _message(alive: list[_Finding], beside: list[_Finding], total: int) -> str:
     found = [*alive, *beside]
-    named = "; ".join(found[:_MAX_NAMED])
+    named = "; ".join(
+        finding.what + (finding.holders() if rank < _MAX_TRACED_BACK else "")
+        for rank, finding in enumerate(found[:_MAX_NAMED])
+    )
     more = f"; and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
     return (
         f"{len(alive)} of {total} trace tensors outlived the callback"

@@ -7,12 +7,13 @@ alive, while everything that the input was computed from does.
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
 
-from loopscope.trace.leak_holders import holders_of_object_now
+from loopscope.trace.leak_holders import holders_of_object
 
 GraphMark = tuple[str, int]
 """Name and creation number of a graph node; identifies it without holding it."""
@@ -66,9 +67,16 @@ def _number(node: Any) -> int:
 
 
 def _describe(found: list[Tensor]) -> list[str]:
-    hidden = frozenset({id(found)})
-    return [
-        f"a derived tensor {list(tensor.shape)} that carries a graph ({_mark(tensor.grad_fn)[0]})"
-        f"{holders_of_object_now(tensor, hidden)}"
-        for tensor in found
-    ]
+    lines: list[str] = []
+    while found:
+        # Who holds it is looked up for one alone: that walks all objects of the process several times.
+        reference = weakref.ref(found.pop())
+        lines.append(_line(reference) + (holders_of_object(reference) if not lines else ""))
+    return lines
+
+
+def _line(reference: weakref.ref[Tensor]) -> str:
+    tensor = reference()
+    if tensor is None:
+        return "a derived tensor that carried a graph and is gone by now"
+    return f"a derived tensor {list(tensor.shape)} that carries a graph ({_mark(tensor.grad_fn)[0]})"

@@ -12,77 +12,59 @@ from torch import Tensor, UntypedStorage
 from torch.multiprocessing.reductions import StorageWeakRef
 
 _MAX_DEPTH = 6
-_MAX_HOLDERS = 3
+"""Links of one chain; each costs a walk over all objects of the process."""
+_MAX_HOLDERS = 2
+_UNTRACKED = ", held by nothing that Python tracks (a local variable, autograd, a NumPy array, C++)"
 _HERE = __name__.rpartition(".")[0] + ".leak"
 
 
 def holders_of_object(reference: Callable[[], object | None]) -> str:
     """`` held by ...`` for what a weak reference points to; empty where it is gone."""
-    target = reference()
-    if target is None:
+    box = [reference()]
+    if box[0] is None:
         return ""
-    if isinstance(target, Tensor) and not _referrers(target, frozenset()):
-        return _holders_of_views(target)
-    return holders_of_object_now(target)
-
-
-def _holders_of_views(base: Tensor) -> str:
-    """A view keeps its base from C++, where nothing can be followed: name the views instead."""
-    over = _all_over(_cdata(base)) if _cdata(base) else []
-    # By id: a comprehension that names the base would hold it in a cell, one more holder.
-    own = id(base)
-    over = [thing for thing in over if id(thing) != own]
-    return _kept_by(over) if over else holders_of_object_now(base)
-
-
-def holders_of_object_now(target: object, hidden: frozenset[int] = frozenset()) -> str:
-    """`` held by ...``: up to three chains of holders, innermost first.
-
-    Args:
-        target: what is held.
-        hidden: ids of the caller's own containers, which are no holders worth naming.
-    """
-    direct = _referrers(target, hidden)
-    del direct[_MAX_HOLDERS:]
-    hidden = hidden | {id(direct)}
-    chains = []
-    for holder in direct:  # no comprehension: its closure would be one more holder of the target
-        chains.append(_climb(holder, target, hidden))  # noqa: PERF401
-    if not chains:
-        return ", held by nothing that Python tracks (a local variable, autograd, a NumPy array, C++)"
-    return ", held by " + " and by ".join(chains)
+    found = _holders(box)
+    if not found and isinstance(box[0], Tensor):
+        # A view keeps its base from C++, where nothing can be followed: name the views instead.
+        views = _tensors_over(_cdata(box[0]), but=id(box[0]))
+        if views:
+            return _kept_by(views)
+    return found or _UNTRACKED
 
 
 def holders_of_storage(reference: StorageWeakRef | None) -> str:
     """`` kept by ...`` for a live storage: the tensors and storage objects over it, and who holds those."""
     if reference is None:
         return ""
-    over = _all_over(reference.cdata)
-    if not over:
-        return ", kept by nothing that Python tracks (a saved tensor of autograd, C++)"
-    return _kept_by(over)
+    over = _tensors_over(reference.cdata) or _storages_over(reference.cdata)
+    return (
+        _kept_by(over) if over else ", kept by nothing that Python tracks (a saved tensor of autograd, C++)"
+    )
 
 
 def _kept_by(over: list[object]) -> str:
-    del over[_MAX_HOLDERS:]
-    hidden = frozenset({id(over)})
-    named = [f"{_kind(thing)}{holders_of_object_now(thing, hidden)}" for thing in over]
+    named: list[str] = []
+    while over and len(named) < _MAX_HOLDERS:
+        box = [over.pop()]  # moved, not copied: `over` is no holder of what it no longer holds
+        named.append(f"{_kind(box[0])}{_holders(box) or _UNTRACKED}")
     return ", kept by " + " and ".join(named)
 
 
-def _all_over(cdata: int) -> list[object]:
-    # Tensors first: asking one for its storage makes a storage object, which then says nothing of its own.
-    found = [thing for thing in gc.get_objects() if _is_over(thing, cdata)]
-    tensors: list[object] = [thing for thing in found if isinstance(thing, Tensor)]
-    return tensors or found
-
-
-def _is_over(thing: object, cdata: int) -> bool:
+def _tensors_over(cdata: int, *, but: int = 0) -> list[object]:
     # issubclass on type(): isinstance() would run the __class__ of lazy proxies.
-    kind = type(thing)
-    if issubclass(kind, UntypedStorage):
-        return int(thing._cdata) == cdata  # type: ignore[attr-defined]
-    return issubclass(kind, Tensor) and _cdata(thing) == cdata  # type: ignore[arg-type]
+    return [
+        thing
+        for thing in gc.get_objects()
+        if issubclass(type(thing), Tensor) and id(thing) != but and _cdata(thing) == cdata != 0
+    ]
+
+
+def _storages_over(cdata: int) -> list[object]:
+    return [
+        thing
+        for thing in gc.get_objects()
+        if issubclass(type(thing), UntypedStorage) and int(thing._cdata) == cdata
+    ]
 
 
 def _cdata(tensor: Tensor) -> int:
@@ -98,28 +80,33 @@ def _kind(thing: object) -> str:
     return f"an {type(thing).__name__} object"
 
 
-def _climb(holder: object, held: object, hidden: frozenset[int]) -> str:
-    """The chain from `holder` upwards, along the first referrer of each; bounded."""
-    steps: list[str] = []
-    seen = {id(held)}
-    above: list[object] = []
-    for _ in range(_MAX_DEPTH):
-        steps.append(_name(holder, held))
-        if isinstance(holder, (types.ModuleType, type)):
-            break
-        seen.add(id(holder))
-        above = [thing for thing in _referrers(holder, hidden | {id(above)}) if id(thing) not in seen]
-        if isinstance(holder, types.FrameType):  # a caller's frame is no holder; an exception's traceback is
-            above = [thing for thing in above if isinstance(thing, types.TracebackType)]
-        if not above:
-            break
-        held, holder = holder, above[0]
-    return " < ".join(steps)
+def _holders(box: list[Any]) -> str:
+    """`` held by ...``: chains of holders of ``box[0]``, innermost first; empty where there are none.
+
+    The target comes in a list and is followed in one function: an argument, a cell or a list of ours would be one
+    more holder. Lists that must exist are hidden by their ids.
+    """
+    direct = _others(gc.get_referrers(box[0]), {id(box)})
+    del direct[_MAX_HOLDERS:]
+    chains = []
+    for first in range(len(direct)):
+        steps = [_name(direct[first], box[0])]
+        above, seen = [direct[first]], {id(box[0]), id(direct[first]), id(box), id(direct)}
+        while above and len(steps) < _MAX_DEPTH and not isinstance(above[0], (types.ModuleType, type)):
+            held = above
+            above = _others(gc.get_referrers(held[0]), seen | {id(held), id(above)})
+            if isinstance(held[0], types.FrameType):  # a caller's frame is no holder; a traceback's is
+                above = [thing for thing in above if isinstance(thing, types.TracebackType)]
+            del above[1:]
+            if above:
+                steps.append(_name(above[0], held[0]))
+                seen.add(id(above[0]))
+        chains.append(" < ".join(steps))
+    return ", held by " + " and by ".join(chains) if chains else ""
 
 
-def _referrers(target: object, hidden: frozenset[int]) -> list[object]:
-    # A frame comes last, since it says least. The lists that this search makes are hidden by their ids.
-    found = gc.get_referrers(target)
+def _others(found: list[Any], hidden: set[int]) -> list[Any]:
+    # A frame comes last, since it says least.
     kept = [thing for thing in found if id(thing) not in hidden and not _is_search(thing)]
     kept.sort(key=_is_frame)
     return kept
