@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -26,58 +27,72 @@ _DUCK = {
 }
 
 
-def register_views(connection: duckdb.DuckDBPyConnection, readers: Sequence[RunReader]) -> None:
-    """Make the views `<table>` (live rows) and `<table>_all` for every table of the registry."""
-    connection.execute("set timezone = 'UTC'")
-    for table in readers[0].schemas:
+class Views:
+    """The views of one connection: `<table>` (live rows) and `<table>_all`, made when they are first asked for.
+
+    Making a view checks the table's files, so that a question about losses never reads the router's bytes.
+    """
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, readers: Sequence[RunReader]) -> None:
+        self.connection = connection
+        self._readers = readers
+        self._made: set[str] = set()
+        connection.execute("set timezone = 'UTC'")
+
+    def ensure(self, query: str | None = None) -> None:
+        """Make the views of every table that the query names; of all tables where there is no query."""
+        words = None if query is None else set(re.findall(r"\w+", query.lower()))
+        for table in self._readers[0].schemas:
+            for view, live in ((table, True), (f"{table}_all", False)):
+                if view not in self._made and (words is None or view in words):
+                    self._make(table, view, live)
+
+    def _make(self, table: str, view: str, live: bool) -> None:
+        self._made.add(view)
         if table == "attempt":
-            connection.register("attempt", pa.concat_tables([r.read("attempt") for r in readers]))
-            connection.execute("create view attempt_all as select * from attempt")
-            continue
-        for live, view in ((True, table), (False, f"{table}_all")):
-            selects = [
-                _select(connection, reader, table, f"{view}_{index}", live)
-                for index, reader in enumerate(readers)
-            ]
-            connection.execute(f"create view {quote(view)} as {' union all '.join(selects)}")
+            self.connection.register(view, pa.concat_tables([r.read("attempt") for r in self._readers]))
+            return
+        selects = [
+            select for index, reader in enumerate(self._readers)
+            for select in _selects(self.connection, reader, table, f"_journal_{view}_{index}", live)
+        ]  # fmt: skip
+        self.connection.execute(f"create view {quote(view)} as {' union all '.join(selects)}")
 
 
-def _select(
-    connection: duckdb.DuckDBPyConnection, reader: RunReader, table: str, view: str, live: bool
-) -> str:
-    """One select over everything the table has."""
+def _selects(
+    connection: duckdb.DuckDBPyConnection, reader: RunReader, table: str, journal: str, live: bool
+) -> list[str]:
+    """One select per shape of file and attempt, and one for the journals."""
     schema = reader.schema(table)
-    sources: list[str] = []
-    parts = reader.parts(table, live=live)
-    by_columns: dict[tuple[str, ...], list[str]] = {}
-    for part in parts:
-        # Files of one shape share a scan; a column that a file lacks is a typed null, which any version can add.
-        by_columns.setdefault(reader.columns_of(part), []).append(str(part.path))
-    for there, paths in by_columns.items():
+    selects: list[str] = []
+    groups: dict[tuple[int, tuple[str, ...]], list[str]] = {}
+    for part in reader.parts(table, live=live):
+        # A file holds one attempt, so that its rows need no look at the attempt column to be found live.
+        key = (part.segment.attempt if live else 0, reader.columns_of(part))
+        groups.setdefault(key, []).append(str(part.path))
+    for (attempt, there), paths in groups.items():
+        # A column that a file lacks is a typed null, which any later version may have added.
         columns = ", ".join(
             quote(c.name) if c.name in there else f"cast(null as {_DUCK[c.type]}) as {quote(c.name)}"
             for c in schema.columns
         )
         files = ", ".join(literal(p) for p in paths)
-        sources.append(f"select {columns} from read_parquet([{files}], hive_partitioning = false)")
-    chunks = [chunk for _, chunk in reader.journal_rows(table, live=live)]
-    if chunks or not sources:
-        name = f"_journal_{view}"
-        connection.register(name, pa.concat_tables(chunks) if chunks else schema.arrow.empty_table())
-        sources.append(f"select {', '.join(quote(c) for c in schema.names)} from {quote(name)}")
-    union = " union all ".join(sources)
-    if not live:
-        return union
-    return f"select * from ({union}) where {live_condition(reader.live)}"
+        where = _live_condition(reader.live[attempt]) if live else ""
+        selects.append(f"select {columns} from read_parquet([{files}], hive_partitioning = false){where}")
+    chunks = []
+    for attempt, chunk in reader.journal_rows(table, live=live):
+        chunks.append(reader.only_live(chunk, attempt) if live else chunk)
+    if chunks or not selects:
+        connection.register(journal, pa.concat_tables(chunks) if chunks else schema.arrow.empty_table())
+        selects.append(f"select {', '.join(quote(c) for c in schema.names)} from {quote(journal)}")
+    return selects
 
 
-def live_condition(live: dict[int, LiveRange]) -> str:
-    """The live-row rule as SQL."""
-    terms: Sequence[str] = [
-        f"(attempt = {number} and step >= {r.start}" + ("" if r.end is None else f" and step < {r.end}") + ")"
-        for number, r in sorted(live.items())
-    ]
-    return f"({' or '.join(terms)})" if terms else "false"
+def _live_condition(live: LiveRange) -> str:
+    terms = [f"step >= {live.start}"] if live.start > 0 else []
+    if live.end is not None:
+        terms.append(f"step < {live.end}")
+    return f" where {' and '.join(terms)}" if terms else ""
 
 
 def quote(name: str) -> str:

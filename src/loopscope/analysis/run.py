@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loopscope.analysis.relations import register_views
+from loopscope.analysis.relations import Views
 from loopscope.errors import StoreError
 from loopscope.store import Attempt, LiveRange, Manifest, Problem, RunReader
 
@@ -26,7 +26,7 @@ class Run:
     def __init__(self, path: str | Path) -> None:
         self.reader = RunReader(path)
         """The look at the files behind everything else."""
-        self._connection: duckdb.DuckDBPyConnection | None = None
+        self._views: Views | None = None
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, run_id={self.run_id!r}, tables={self.tables})"
@@ -97,17 +97,23 @@ class Run:
 
         >>> open_run("RUN").sql("select step, task_loss from loss order by step").arrow()  # doctest: +SKIP
         """
-        return self.connection.sql(query, params=parameters)
+        views = self._opened()
+        views.ensure(query)
+        return views.connection.sql(query, params=parameters)
 
     @property
     def connection(self) -> duckdb.DuckDBPyConnection:
-        """The DuckDB connection behind `sql`; in memory, and this object's own."""
-        if self._connection is None:
+        """The DuckDB connection behind `sql`, with the views of all tables; in memory, and this object's own."""
+        views = self._opened()
+        views.ensure()
+        return views.connection
+
+    def _opened(self) -> Views:
+        if self._views is None:
             import duckdb
 
-            self._connection = duckdb.connect(":memory:")
-            register_views(self._connection, [self.reader])
-        return self._connection
+            self._views = Views(duckdb.connect(":memory:"), [self.reader])
+        return self._views
 
     def refresh(self) -> Run:
         """The run as it is now."""

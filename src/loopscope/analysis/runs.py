@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from loopscope.analysis.relations import register_views
+from loopscope.analysis.relations import Views
 from loopscope.analysis.run import Run
 from loopscope.errors import NotARunError
 
@@ -24,7 +24,7 @@ class Runs(Sequence[Run]):
         self._runs = list(runs)
         self.skipped = list(skipped)
         """Folders that matched and are no run, or copies of one that is here already; with the reason."""
-        self._connection: duckdb.DuckDBPyConnection | None = None
+        self._views: Views | None = None
 
     def __getitem__(self, index):  # type: ignore[no-untyped-def]
         return self._runs[index]
@@ -43,14 +43,14 @@ class Runs(Sequence[Run]):
         """A DuckDB query over views named as the tables are, and `run` (run_id, run_name, path, created)."""
         import duckdb
 
-        if self._connection is None:
-            self._connection = duckdb.connect(":memory:")
-            register_views(self._connection, [run.reader for run in self._runs])
+        if self._views is None:
+            self._views = Views(duckdb.connect(":memory:"), [run.reader for run in self._runs])
             about = [(r.run_id, r.manifest.run_name, str(r.path), r.manifest.created) for r in self._runs]
-            columns = list(zip(*about, strict=True))
+            columns = [pa.array(c) for c in zip(*about, strict=True)]
             names = ["run_id", "run_name", "path", "created"]
-            self._connection.register("run", pa.table([pa.array(c) for c in columns], names=names))
-        return self._connection.sql(query)
+            self._views.connection.register("run", pa.table(columns, names=names))
+        self._views.ensure(query)
+        return self._views.connection.sql(query)
 
 
 def open_runs(pattern: str | Path) -> Runs:

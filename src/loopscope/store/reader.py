@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -106,11 +108,11 @@ class RunReader:
         for part in self.parts(table, live=live):
             piece = self._read_part(part, target)
             if piece is not None:
-                piece = self._only_live(piece, part.segment.attempt) if live else piece
+                piece = self.only_live(piece, part.segment.attempt) if live else piece
                 yield piece.select(wanted)
         for attempt, chunk in self.journal_rows(table, live=live):
             piece = chunk.select(needed)
-            piece = self._only_live(piece, attempt) if live else piece
+            piece = self.only_live(piece, attempt) if live else piece
             yield piece.select(wanted)
 
     def schema(self, table: str) -> TableSchema:
@@ -131,11 +133,12 @@ class RunReader:
 
         With `live`, parts of attempts without a live row are left out.
         """
-        return [
-            part
-            for part in self.files.parts.get(table, ())
-            if (not live or part.segment.attempt in self.live) and self._believed(part) is not None
-        ]
+        wanted = [p for p in self.files.parts.get(table, ()) if not live or p.segment.attempt in self.live]
+        if len(wanted) > 1:
+            # Checksums take their time, and let other threads run meanwhile.
+            with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+                return [p for p, meta in zip(wanted, pool.map(self._believed, wanted), strict=True) if meta]
+        return [p for p in wanted if self._believed(p) is not None]
 
     def columns_of(self, part: Part) -> tuple[str, ...]:
         """The registry's columns that a part has."""
@@ -166,7 +169,8 @@ class RunReader:
             self._looked_for_missing = True
         return self.problems
 
-    def _only_live(self, piece: pa.Table, attempt: int) -> pa.Table:
+    def only_live(self, piece: pa.Table, attempt: int) -> pa.Table:
+        """Those rows of one attempt that are live; the table needs its `step` column."""
         live = self.live[attempt]
         keep = pc.greater_equal(piece["step"], live.start)
         if live.end is not None:
