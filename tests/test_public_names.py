@@ -33,6 +33,7 @@ PUBLIC = {
     "VisitSpec",
     "__version__",
     "assert_trace_released",
+    "attach",
     "legacy_trace_point_factory",
     "open_run",
     "reduce_trace",

@@ -36,6 +36,7 @@ _PUBLIC = {
     "TraceSink": "loopscope.trace",
     "UnsupportedError": "loopscope.errors",
     "VisitSpec": "loopscope.trace",
+    "attach": "loopscope.session.attach",
     "assert_trace_released": "loopscope.trace",
     "legacy_trace_point_factory": "loopscope.trace",
     "open_run": "loopscope.analysis",

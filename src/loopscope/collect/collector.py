@@ -193,10 +193,19 @@ class ParquetCollector:
         return self._guarded("on_probe_step", step, lambda: self._probe(step, sink, meta, per_token_loss))
 
     def record_event(
-        self, step: int, name: str, severity: health.Severity, *, detail: str | None = None
+        self,
+        step: int,
+        name: str,
+        severity: health.Severity,
+        *,
+        detail: str | None = None,
+        unrolled_pos: int | None = None,
+        value: float | None = None,
     ) -> None:
         """Write a health row on behalf of the integration."""
-        self._health(step, [health.event(name, severity, detail=detail)])
+        self._health(
+            step, [health.event(name, severity, detail=detail, unrolled_pos=unrolled_pos, value=value)]
+        )
 
     def flush(self, durable: bool = False) -> None:
         """Hand buffered rows over, losses under way included; to the disk where `durable` (at checkpoints)."""

@@ -1,0 +1,103 @@
+"""What an adapter is: it derives a plan, resolves the user's overrides, and listens to one forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from loopscope.capture.capabilities import BackendSupport
+from loopscope.capture.settings import RunSettings
+from loopscope.capture.spec import CapturePlan
+from loopscope.trace import TraceMeta, TracePoint, VisitSpec
+
+
+@dataclass(frozen=True, slots=True)
+class LossParts:
+    """What one forward's output says of the objective; device scalars, detached. They add up over the microbatches
+    of a step where `is_partial`, and are averaged otherwise."""
+
+    total: Any
+    """What backward runs on."""
+    lb: Any
+    """Load-balancing loss in loopscope's convention (1 when balanced), or None where the objective has none."""
+    lb_factor: float
+    """Its factor in the total."""
+    is_partial: bool
+    """True where the loss was divided by the tokens of all microbatches."""
+
+
+@runtime_checkable
+class Recording(Protocol):
+    """One forward that was listened to."""
+
+    def points(self, *, verify: bool = True) -> list[TracePoint]:
+        """Every visit, proven. Raises CoverageError or ReconcileError."""
+        ...
+
+    def meta(self) -> TraceMeta:
+        """R and L of this forward."""
+        ...
+
+    def blocks(self) -> list[str]:
+        """The module name of each visit, in the order of `points`."""
+        ...
+
+    def clear(self) -> None:
+        """Let go of every tensor."""
+        ...
+
+
+@runtime_checkable
+class Adapter(Protocol):
+    """Observes models of one backend. Making one runs no model, allocates no tensor and opens no file."""
+
+    model: Any
+    plan: CapturePlan
+
+    def expected_visits(self) -> tuple[VisitSpec, ...]:
+        """The visits of one forward; empty where their number is not fixed."""
+        ...
+
+    def settings(self) -> Mapping[str, Any]:
+        """Fields of `RunSettings` that the model itself shows (compiled, sharded, ...)."""
+        ...
+
+    def backend_support(self) -> BackendSupport:
+        """Answers one requirement at a time."""
+        ...
+
+    def module(self, name: str) -> Any:
+        """The module of this name in the plan."""
+        ...
+
+    def listening(self) -> AbstractContextManager[Recording]:
+        """Capture whatever forward runs in the body."""
+        ...
+
+    def install(
+        self,
+        before: Callable[[], None],
+        after: Callable[[tuple[Any, ...], Mapping[str, Any], Any, bool], None],
+    ) -> Callable[[], None]:
+        """Call `before` and `after` (positional and keyword arguments, output, whether the forward failed) around every
+        forward of the model; returns what undoes it."""
+        ...
+
+    def is_training(self) -> bool:
+        """True where the coming forward is one of training."""
+        ...
+
+    def valid(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """[B, S] bool of tokens that are no padding; None where every token counts."""
+        ...
+
+    def losses(self, kwargs: Mapping[str, Any], output: Any) -> LossParts | None:
+        """The objective's parts, where the output holds them."""
+        ...
+
+
+def settings_of(adapter: Adapter, given: Mapping[str, Any]) -> RunSettings:
+    """The run's settings: what the user asked for, and what the model shows."""
+    return RunSettings(**{**adapter.settings(), **given})

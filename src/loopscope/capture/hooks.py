@@ -1,0 +1,103 @@
+"""Hooks on a torch model that exist only while a traced forward runs.
+
+Between traced forwards the model carries one pair of hooks, on its root. Hence nothing is in a compiled graph,
+nothing records in activation recompute, and an untraced step costs two Python calls.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from loopscope.capture.errors import CoverageError
+from loopscope.capture.source import Call
+from loopscope.capture.spec import CapturePlan
+from loopscope.capture.window import Boundary, Window, boundaries_of
+
+_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+"""Path components that compile, recompute and sharding wrappers add."""
+
+
+def plain_name(name: str) -> str:
+    """A module's name without what wrappers added."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def plain_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Name without wrappers → module; of a wrapper and what it wraps, the inner one."""
+    inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    return {plain_name(name): module for name, module in inner.named_modules(remove_duplicate=False)}
+
+
+@contextmanager
+def listening(model: nn.Module, plan: CapturePlan) -> Iterator[Window]:
+    """Hooks on every boundary of `plan` while the body runs; they are gone afterwards, also when it raises.
+
+    Compiled modules run eagerly meanwhile, since a compiled graph runs no hook that came after it.
+
+    Raises:
+        CoverageError: a module of the plan is no longer there.
+    """
+    modules = plain_modules(model)
+    window = Window(plan)
+    with ExitStack() as stack:
+        for name, boundary in boundaries_of(plan).items():
+            module = modules.get(name)
+            if module is None:
+                raise CoverageError(
+                    f"the model has no module {name!r} any more; it was there when the plan was made. Change the "
+                    "structure of the model before attaching."
+                )
+            handle = module.register_forward_hook(_hook(window, boundary), with_kwargs=True)
+            stack.callback(handle.remove)
+        if has_compiled(model):
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield window
+
+
+def has_compiled(model: nn.Module) -> bool:
+    """True where the model, or a part of it, is compiled."""
+    frame: Any = sys.modules.get("torch._dynamo.eval_frame")
+    kind = getattr(frame, "OptimizedModule", ())
+    return any(
+        isinstance(module, kind) or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
+
+
+def _hook(window: Window, boundary: Boundary) -> Callable[..., None]:
+    def heard(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        with torch.no_grad():
+            window.heard(boundary, Call(module, args, kwargs, output))
+
+    return heard
+
+
+class RootHook:
+    """A hook that vanishes when the model is copied or pickled: the copy is a plain model again."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Call the function."""
+        self.function(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
+        return nothing
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_nothing, ())
+
+
+def nothing(*args: Any, **kwargs: Any) -> None:
+    """Do nothing."""
+
+
+def _nothing() -> Callable[..., None]:
+    return nothing

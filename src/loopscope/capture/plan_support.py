@@ -1,0 +1,99 @@
+"""The answers of a backend whose tensors come from a capture plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from loopscope.capture.requirements import Placement, Requirement
+from loopscope.capture.routing import RoutingSpec
+from loopscope.capture.spec import CapturePlan
+
+_OBJECTIVE = ("loss", "aux_loss", "grad_norm", "lr")
+
+
+class PlanSupport:
+    """Answers from what a plan captures; nothing else is claimed.
+
+    Args:
+        plan: the resolved plan.
+        objective: numbers of the objective that the backend knows: of "loss", "aux_loss", "grad_norm", "lr".
+        why: reason for tensors that are missing altogether.
+    """
+
+    def __init__(
+        self, plan: CapturePlan, *, objective: tuple[str, ...] = (), why: str = "the plan captures none"
+    ) -> None:
+        self._plan = plan
+        self._objective = objective
+        self._why = why
+        self._direct = {name for spec in plan.values() if spec.merge != "none" for name in spec.tensors}
+        self._local = all(
+            placement == "local" for spec in plan.values() for placement in spec.placements.values()
+        )
+        self._routings = [spec.routing for spec in plan.values() if spec.routing is not None]
+
+    def facts(self) -> Mapping[str, str]:
+        """What the plan says of the model's routing."""
+        found = {"visits": str(len(self._plan.blocks())), "routers": str(len(self._routings))}
+        if self._routings:
+            first: RoutingSpec = self._routings[0]
+            for name in (
+                "num_experts",
+                "top_k",
+                "score_func",
+                "order",
+                "normalised",
+                "balancing",
+                "shared_experts",
+            ):
+                values = dict.fromkeys(str(getattr(spec, name)) for spec in self._routings)
+                origin = first.sources.get(name)
+                found[name] = ", ".join(values) + (f"  ({origin})" if origin else "")
+        return found
+
+    def supports_direct(self, req: Requirement) -> bool:
+        """See `BackendSupport`."""
+        if req.tensor in _OBJECTIVE:
+            return req.tensor in self._objective
+        if req.tensor == "choice_scores":
+            return "router_logits" in self._direct and not self._has_bias()
+        if req.tensor == "before_residual":
+            return "residual" in self._direct
+        return req.tensor in self._direct and self._local
+
+    def supports_transform(self, req: Requirement) -> bool:
+        """Scores and weights follow from logits and choice; local tensors from replicated ones."""
+        has_router = {"router_logits", "topk_idx"} <= self._direct
+        if req.tensor in ("router_probs", "topk_weights"):
+            return has_router
+        if req.tensor == "choice_scores":
+            return has_router and self._has_bias()
+        return req.tensor in self._direct and self._replicated()
+
+    def supports_state(self, component: str, dtype: str, placement: Placement) -> bool:
+        """A residual is kept for the length of one forward, on its own device."""
+        return component == "previous_residual" and dtype == "float32" and placement == "local"
+
+    def why_absent(self, req: Requirement) -> str:
+        """See `BackendSupport`."""
+        if req.tensor == "dropped_assignments":
+            return (
+                "the router is dropless" if all(spec.dropless for spec in self._routings) else "not counted"
+            )
+        if req.tensor == "expert_bias":
+            return "the router adds no bias to its scores"
+        if req.tensor in _OBJECTIVE:
+            return f"a forward's output does not tell {req.tensor}"
+        if req.tensor in self._direct:
+            return f"{req.tensor} is not local to a rank"
+        return f"no {req.tensor}: {self._why}"
+
+    def _has_bias(self) -> bool:
+        return "expert_bias" in self._direct
+
+    def _replicated(self) -> bool:
+        return all(
+            placement in ("local", "replicated")
+            for spec in self._plan.values()
+            for placement in spec.placements.values()
+        )

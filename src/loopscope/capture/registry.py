@@ -1,0 +1,94 @@
+"""Who can observe a run: backend first, then task; adapter modules are imported inside the look-up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from types import MappingProxyType
+from typing import Any
+
+from loopscope.capture.nearest import suggestion
+from loopscope.errors import ConfigError
+
+TASKS = ("pretrain", "sft", "probe")
+BACKENDS = ("torchtitan", "torch", "transformers", "mlx")
+ENTRY_POINTS = "loopscope.adapters"
+"""Entry-point group of third parties; a name is "backend.task"."""
+
+# backend → task → "module:class". Adding an adapter is a file and a line.
+_BUILT_IN: Mapping[str, Mapping[str, str]] = {
+    "torchtitan": dict.fromkeys(TASKS, "loopscope.integrations.torchtitan.moe_adapter:TorchtitanAdapter"),
+    "torch": dict.fromkeys(TASKS, "loopscope.capture.torch_adapter:TorchAdapter"),
+    "transformers": dict.fromkeys(TASKS, "loopscope.capture.transformers_adapter:TransformersAdapter"),
+    "mlx": dict.fromkeys(("pretrain", "sft"), "loopscope.capture.mlx_adapter:MlxAdapter"),
+}
+
+
+class Adapters(Mapping[str, Any]):
+    """Task → adapter class of one backend; read-only. A class is imported when it is asked for."""
+
+    def __init__(self, backend: str, targets: Mapping[str, str]) -> None:
+        self.backend = backend
+        self._targets = MappingProxyType(dict(targets))
+
+    def __getitem__(self, task: str) -> Any:
+        module, _, name = self._targets[task].partition(":")
+        return getattr(import_module(module), name)
+
+    def __contains__(self, task: object) -> bool:
+        return task in self._targets
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._targets)
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+    def __repr__(self) -> str:
+        return f"Adapters({self.backend!r}, {dict(self._targets)})"
+
+
+@cache
+def adapters() -> Mapping[str, Adapters]:
+    """Backend → its adapters, those of installed third parties included."""
+    targets = {backend: dict(tasks) for backend, tasks in _BUILT_IN.items()}
+    for point in entry_points(group=ENTRY_POINTS):
+        backend, _, task = point.name.partition(".")
+        # What loopscope brings cannot be replaced from outside: the rows would claim what nobody reviewed.
+        targets.setdefault(backend, {}).setdefault(task, point.value)
+    return MappingProxyType({backend: Adapters(backend, tasks) for backend, tasks in targets.items()})
+
+
+def adapters_for(backend: str) -> Adapters:
+    """The adapters of one backend.
+
+    Raises:
+        ConfigError: (a ValueError) an unknown backend; names those there are.
+    """
+    try:
+        return adapters()[backend]
+    except KeyError:
+        known = ", ".join(adapters())
+        raise ConfigError(
+            f"no backend {backend!r}; expected one of {known}.{suggestion(str(backend), adapters())}"
+        ) from None
+
+
+def resolve_adapter(task: str, backend: str) -> Any:
+    """The adapter class for a task on a backend; called with the model and any keyword arguments of its own.
+
+    Raises:
+        ConfigError: (a ValueError) names the backend, the task, the tasks it does support, and the backend with
+            full coverage.
+        ModuleNotFoundError: the backend's framework is not installed.
+    """
+    found = adapters_for(backend)
+    if task not in found:
+        full = [name for name, other in adapters().items() if all(known in other for known in TASKS)]
+        raise ConfigError(
+            f"backend {backend!r} has no adapter for task {task!r}; it supports {', '.join(found)}. "
+            f"Every task is supported by {', '.join(full)}."
+        )
+    return found[task]

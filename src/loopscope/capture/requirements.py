@@ -1,0 +1,96 @@
+"""What metrics require, tensor by tensor, from the metric registry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from loopscope.capture.errors import PlanError
+
+Placement = Literal["local", "replicated", "sequence-sharded"]
+
+# tensor → its only valid semantic shape
+_SHAPES = {
+    "router_logits": "B S E",
+    "router_probs": "B S E",
+    "choice_scores": "B S E",
+    "topk_idx": "B S k",
+    "topk_weights": "B S k",
+    "expert_bias": "E",
+    "residual": "B S d",
+    "before_residual": "B S d",
+    "dropped_assignments": "E",
+    "loss": "",
+    "aux_loss": "",
+    "grad_norm": "",
+    "lr": "",
+    "per_token_loss": "B S",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """One thing a metric needs."""
+
+    tensor: str
+    """Name of the tensor, or of a number of the objective."""
+    shape: str
+    """Semantic shape, axes separated by spaces; empty for a scalar."""
+    pre_softmax: bool | None = None
+    """True where it must be raw, False where it must be normalised, None where it does not matter."""
+    placement: Placement = "local"
+    """Where the tokens of the tensor must live."""
+    state: str | None = None
+    """State kept between visits, such as the previous loop step's residual."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why no backend could ever meet it; None where it is valid."""
+        expected = _SHAPES.get(self.tensor)
+        if expected is None:
+            return f"no tensor {self.tensor!r} is known"
+        if expected != self.shape:
+            return f"{self.tensor} has axes {expected!r}, not {self.shape!r}"
+        if self.tensor == "router_logits" and self.pre_softmax is False:
+            return "router_logits are before softmax by definition; ask for router_probs"
+        if self.tensor == "router_probs" and self.pre_softmax is True:
+            return "router_probs are after softmax by definition; ask for router_logits"
+        return None
+
+
+def requirement(tensor: str) -> Requirement:
+    """The requirement that stands for a name in `Metric.needs`."""
+    if tensor not in _SHAPES:
+        raise PlanError(f"no requirement {tensor!r}; known: {', '.join(_SHAPES)}")
+    pre_softmax = {"router_logits": True, "router_probs": False}.get(tensor)
+    state = "previous_residual" if tensor == "before_residual" else None
+    return Requirement(tensor, _SHAPES[tensor], pre_softmax, state=state)
+
+
+# Columns whose `needs` in the registry are empty because no tensor makes them null, yet something must be there.
+_BESIDE = {
+    ("router", "expert_bias"): ("expert_bias",),
+    ("router", "bias_jaccard"): ("choice_scores", "topk_idx", "expert_bias"),
+    ("router", "dropped_assignments"): ("topk_idx", "dropped_assignments"),
+    ("router", "nonfinite_count"): ("router_logits",),
+    ("router", "dead_expected"): ("topk_idx",),
+    ("residual", "nonfinite_count"): ("residual",),
+    ("transition", "nonfinite_count"): ("residual",),
+    ("transition", "overlap_chance"): ("topk_idx",),
+    ("transition", "jaccard_chance"): ("topk_idx",),
+    ("loss", "grad_norm"): ("grad_norm",),
+    ("loss", "lr"): ("lr",),
+    ("loss", "lb_loss"): ("aux_loss",),
+    ("loss", "z_loss"): ("aux_loss",),
+}
+
+
+def requirements_by_metric() -> dict[tuple[str, str], tuple[Requirement, ...]]:
+    """(table, column) → what it needs, over the whole registry."""
+    from loopscope.metrics import REGISTRY
+
+    found = {}
+    for (table, name), metric in REGISTRY.items():
+        needs = _BESIDE.get((table, name)) or metric.needs or (("loss",) if table == "loss" else ())
+        found[table, name] = tuple(requirement(tensor) for tensor in needs)
+    return found

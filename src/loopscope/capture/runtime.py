@@ -1,0 +1,83 @@
+"""Around a model's forward: open a recording where one is wanted, hand it over when the forward has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from loopscope.capture.adapter import Adapter, Recording
+from loopscope.trace import ACTIVE_TRACE_SINK, TraceMeta
+
+Ended = Callable[[Mapping[str, Any], Any], None]
+Deliver = Callable[[Recording, tuple[Any, ...], Mapping[str, Any], Any], None]
+
+
+class Watch:
+    """Listens to the forwards of one model that `wanted` names, and to those of an armed sink (a probe).
+
+    Args:
+        adapter: knows the model.
+        wanted: asked before each forward.
+        deliver: gets the recording when its forward has ended well, before backward.
+        ended: called after every forward that ended well, traced or not.
+    """
+
+    def __init__(
+        self, adapter: Adapter, *, wanted: Callable[[], bool], deliver: Deliver, ended: Ended | None = None
+    ) -> None:
+        self._adapter = adapter
+        self._wanted = wanted
+        self._deliver = deliver
+        self._ended = ended
+        self._open: tuple[AbstractContextManager[Recording], Recording] | None = None
+        self._for_sink = False
+        self.last_meta: TraceMeta | None = None
+        """Of the last forward that an armed sink recorded."""
+        self._remove: Callable[[], None] | None = adapter.install(self._before, self._after)
+
+    def remove(self) -> None:
+        """Take every hook away. A second call does nothing."""
+        self._close()
+        remove, self._remove = self._remove, None
+        if remove is not None:
+            remove()
+
+    def _before(self) -> None:
+        if self._open is not None:
+            # A forward inside a traced forward (recompute of a whole model, a draft model) is part of it.
+            return
+        self._for_sink = ACTIVE_TRACE_SINK.armed and not _records_itself(self._adapter)
+        if not (self._for_sink or (not ACTIVE_TRACE_SINK.armed and self._wanted())):
+            return
+        context = self._adapter.listening()
+        self._open = (context, context.__enter__())
+
+    def _after(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any, failed: bool) -> None:
+        recording = self._close()
+        try:
+            if failed:
+                return
+            if recording is not None and self._for_sink:
+                self.last_meta = recording.meta()
+                for point in recording.points():
+                    ACTIVE_TRACE_SINK.record(point)
+                return
+            if recording is not None:
+                self._deliver(recording, args, kwargs, output)
+            if self._ended is not None:
+                self._ended(kwargs, output)
+        finally:
+            if recording is not None:
+                recording.clear()
+
+    def _close(self) -> Recording | None:
+        if self._open is None:
+            return None
+        (context, recording), self._open = self._open, None
+        context.__exit__(None, None, None)
+        return recording
+
+
+def _records_itself(adapter: Adapter) -> bool:
+    return bool(getattr(adapter, "has_contract", False))

@@ -1,0 +1,116 @@
+"""Where a tensor comes from at a module boundary: a small grammar, parsed when the plan is made.
+
+``output``, ``output[1]``, ``output[0][2]``, ``output.logits`` what the module returned
+``input[0]``, ``kwarg.hidden_states``                          what it was called with
+``module.gate.bias``                                           its own parameter, buffer or attribute
+``decode.NAME``                                                a function that an adapter registered
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from loopscope.capture.errors import PlanError, ReconcileError
+
+ROOTS = ("output", "input", "kwarg", "module", "decode")
+_TOKEN = re.compile(r"\.([A-Za-z_][A-Za-z_0-9]*)|\[(\d+)\]")
+
+Decoder = Callable[[Any, Any], Any]
+"""(module, output) → tensor."""
+
+DECODERS: dict[str, Decoder] = {}
+"""Name → function, filled by adapters whose routers return what no path can name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a module, while its window is open."""
+
+    module: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    output: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A parsed source."""
+
+    text: str
+    """As written."""
+    root: str
+    """One of ROOTS."""
+    path: tuple[str | int, ...]
+    """Attribute names and indices, outermost first."""
+
+    def read(self, call: Call) -> Any:
+        """The value this source names in `call`.
+
+        Raises:
+            ReconcileError: the call has no such value; says what it has.
+        """
+        if self.root == "decode":
+            return DECODERS[str(self.path[0])](call.module, call.output)
+        start = {"output": call.output, "input": call.args, "kwarg": call.kwargs, "module": call.module}
+        value: Any = start[self.root]
+        if self.root == "kwarg":
+            name = str(self.path[0])
+            if name not in call.kwargs:
+                raise ReconcileError(
+                    f"source {self.text!r} of {type(call.module).__name__}: it was called with keywords "
+                    f"{sorted(call.kwargs)} and {len(call.args)} positional argument(s). Name one of those."
+                )
+            value, rest = call.kwargs[name], self.path[1:]
+        else:
+            rest = self.path
+        for step in rest:
+            try:
+                value = value[step] if isinstance(step, int) else getattr(value, step)
+            except (IndexError, TypeError, KeyError, AttributeError):
+                raise ReconcileError(
+                    f"source {self.text!r} of {type(call.module).__name__}: {_describe(value)} has no "
+                    f"{'item' if isinstance(step, int) else 'attribute'} {step!r}. Correct the capture plan."
+                ) from None
+        return value
+
+
+def parse_source(text: Any, where: str) -> Source:
+    """Parse a source.
+
+    Raises:
+        PlanError: names `where`, and what the grammar allows.
+    """
+    if not isinstance(text, str):
+        raise PlanError(f"{where}: source is {text!r}, expected text such as 'output[0]'.")
+    root = re.split(r"[.\[]", text, maxsplit=1)[0]
+    rest = text[len(root) :]
+    path: list[str | int] = []
+    position = 0
+    while position < len(rest):
+        match = _TOKEN.match(rest, position)
+        if match is None:
+            break
+        path.append(match.group(1) if match.group(1) is not None else int(match.group(2)))
+        position = match.end()
+    if root not in ROOTS or position < len(rest) or (root in ("kwarg", "module", "decode") and not path):
+        raise PlanError(
+            f"{where}: source {text!r} cannot be read; expected one of output, output[0], output.name, "
+            "input[0], kwarg.name, module.name, decode.name, with further [index] or .name behind."
+        )
+    if root == "decode" and path[0] not in DECODERS:
+        raise PlanError(
+            f"{where}: source {text!r}: no decoder {path[0]!r}; known: {sorted(DECODERS) or 'none'}."
+        )
+    return Source(text, root, tuple(path))
+
+
+def _describe(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        return f"a tensor {tuple(shape)}"
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"a {type(value).__name__}"

@@ -1,0 +1,132 @@
+"""`CaptureSpec`: what is taken at one module boundary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from loopscope.capture.errors import PlanError
+from loopscope.capture.nearest import suggestion
+from loopscope.capture.reducers import BoundReducer
+from loopscope.capture.routing import RoutingSpec
+from loopscope.capture.source import Source, parse_source
+
+TENSORS = ("router_logits", "router_probs", "topk_idx", "topk_weights", "expert_bias", "residual")
+"""What can be captured at a boundary. `router_probs` and `topk_weights` may be left out: they follow exactly
+from the others."""
+ROUTER_TENSORS = TENSORS[:-1]
+MESH_AXES = ("dp", "dp_replicate", "dp_shard", "tp", "ep", "cp", "pp")
+PLACEMENTS = ("local", "replicated", "sequence-sharded")
+MERGES = ("sum", "none")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CaptureSpec:
+    """One boundary: what is captured there, where each tensor comes from, and how it merges."""
+
+    tensors: Mapping[str, str]
+    """Tensor name → source (see `loopscope.capture.source`). A boundary with `residual` is a visit's block."""
+    placements: Mapping[str, str] = field(default_factory=dict)
+    """Mesh axis → placement of the captured tensors; an axis that is not named is "local"."""
+    merge: str = "sum"
+    """"sum": partial sums add up over microbatches and ranks; "none": the boundary gives no rows."""
+    routing: RoutingSpec | None = None
+    """Needed wherever a router tensor is captured."""
+    layer: int | None = None
+    """Physical number of the layer, for boundaries that give a visit; None counts them in order."""
+    calls: int | None = 1
+    """Calls in one forward, where promised; None where the depth is not fixed."""
+    reducers: tuple[BoundReducer, ...] = ()
+    """The user's own metrics."""
+
+    def sources(self, where: str) -> dict[str, Source]:
+        """Parsed sources, checked by name."""
+        found = {}
+        for name, text in self.tensors.items():
+            if name not in TENSORS:
+                raise PlanError(f"{where}: no tensor {name!r} can be captured.{suggestion(name, TENSORS)}")
+            found[name] = parse_source(text, f"{where}.tensors.{name}")
+        return found
+
+    @property
+    def is_router(self) -> bool:
+        """True where the boundary gives a choice of experts."""
+        return "router_logits" in self.tensors or "topk_idx" in self.tensors
+
+    @property
+    def is_block(self) -> bool:
+        """True where the boundary gives visits."""
+        return "residual" in self.tensors
+
+    def plain(self) -> dict[str, Any]:
+        """Plain types, as a plan file holds them."""
+        found: dict[str, Any] = {
+            "tensors": dict(self.tensors),
+            "placements": dict(self.placements),
+            "merge": self.merge,
+            "calls": self.calls,
+        }
+        if self.layer is not None:
+            found["layer"] = self.layer
+        if self.routing is not None:
+            found["routing"] = self.routing.plain()
+        return found
+
+
+class CapturePlan(Mapping[str, CaptureSpec]):
+    """Fully qualified module name → CaptureSpec, in the model's own order; immutable."""
+
+    def __init__(
+        self,
+        boundaries: Mapping[str, CaptureSpec],
+        *,
+        declared_layers: tuple[int, ...] | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        self._boundaries = MappingProxyType(dict(boundaries))
+        self.declared_layers = declared_layers
+        """Physical numbers of the MoE layers that the model's configuration declares; None: it declares none."""
+        self.notes = notes
+        """What the adapter left out, and why."""
+
+    def __getitem__(self, name: str) -> CaptureSpec:
+        return self._boundaries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._boundaries)
+
+    def __len__(self) -> int:
+        return len(self._boundaries)
+
+    def __repr__(self) -> str:
+        return f"CapturePlan({list(self._boundaries)})"
+
+    def replaced(self, boundaries: Mapping[str, CaptureSpec]) -> CapturePlan:
+        """The same plan with other boundaries."""
+        return CapturePlan(boundaries, declared_layers=self.declared_layers, notes=self.notes)
+
+    def blocks(self) -> dict[str, CaptureSpec]:
+        """The boundaries that give visits."""
+        return {name: spec for name, spec in self.items() if spec.is_block and spec.merge != "none"}
+
+    def parts_of(self, block: str) -> dict[str, CaptureSpec]:
+        """Router boundaries that belong to the visit of `block`: it itself, and what lies inside it and in no
+        block of its own."""
+        blocks = self.blocks()
+        return {
+            name: spec
+            for name, spec in self.items()
+            if set(spec.tensors) & set(ROUTER_TENSORS) and enclosing(name, blocks) == block
+        }
+
+
+def enclosing(name: str, blocks: Mapping[str, Any]) -> str | None:
+    """The innermost of `blocks` that is `name` or contains it; None where there is none."""
+    while True:
+        if name in blocks:
+            return name
+        if not name:
+            return None
+        name = name.rpartition(".")[0]

@@ -1,0 +1,80 @@
+"""The support table: which settings a (task, backend) pair does not honour. Declared and reviewed, never inferred.
+
+Inference does not find such gaps: import reachability finds none, reading one module invents some, a dry run stops
+too early. A pair that nobody reviewed reports nothing rather than guessing.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Literal
+
+from loopscope.capture.errors import PlanError
+from loopscope.capture.settings import RunSettings
+from loopscope.errors import UnsupportedError
+
+Status = Literal["ignored", "rejected"]
+Pair = tuple[str, str]
+
+_LOG = logging.getLogger("loopscope")
+
+
+@dataclass(frozen=True, slots=True)
+class SupportEntry:
+    """One gap."""
+
+    field: str
+    """Name of a field of `RunSettings`."""
+    status: Status
+    """"ignored": it changes nothing; "rejected": the run is stopped."""
+    reason: str
+    """Why, and what to do."""
+    issue: str | None = None
+    """Where it is tracked, if anywhere."""
+    reads: bool = False
+    """True where the pair's own code reads the field, to refuse or to half-honour it."""
+
+    def __post_init__(self) -> None:
+        if self.field not in RunSettings.names():
+            raise PlanError(f"support table: {self.field!r} is no field of RunSettings.")
+        if self.status not in ("ignored", "rejected"):
+            raise PlanError(
+                f"support table: {self.field} has status {self.status!r}, expected ignored or rejected."
+            )
+
+
+def gaps(task: str, backend: str) -> tuple[SupportEntry, ...]:
+    """Every declared gap of a pair; empty where nobody reviewed it."""
+    from loopscope.capture.support_table import SUPPORT
+
+    return SUPPORT.get((task, backend), ())
+
+
+def check_config(settings: RunSettings, task: str, backend: str) -> list[SupportEntry]:
+    """The gaps of the pair for fields that were really set."""
+    return [entry for entry in gaps(task, backend) if settings.asks_for(entry.field)]
+
+
+def preflight(settings: RunSettings, task: str, backend: str) -> list[SupportEntry]:
+    """Log the gaps of this run, and stop it where one is rejected.
+
+    Raises:
+        UnsupportedError: names every rejected setting and why.
+    """
+    found = check_config(settings, task, backend)
+    for entry in found:
+        _LOG.warning(
+            "%s on %s: %s=%r is %s: %s",
+            task, backend, entry.field, getattr(settings, entry.field), entry.status, entry.reason,
+        )  # fmt: skip
+    rejected = [entry for entry in found if entry.status == "rejected"]
+    if rejected:
+        raise UnsupportedError(
+            f"{task} on {backend} does not support "
+            + "; ".join(
+                f"{entry.field}={getattr(settings, entry.field)!r}: {entry.reason}" for entry in rejected
+            )
+            + ". `loopscope support` lists every such setting."
+        )
+    return found

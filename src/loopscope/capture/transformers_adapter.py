@@ -1,0 +1,147 @@
+"""transformers' MoE models, by what they declare in `_can_record_outputs`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from loopscope.capture.adapter import LossParts
+from loopscope.capture.errors import CoverageError, PlanError
+from loopscope.capture.hooks import plain_modules
+from loopscope.capture.spec import CapturePlan, CaptureSpec
+from loopscope.capture.torch_base import TorchModelAdapter
+from loopscope.capture.transformers_families import FAMILIES, Family
+
+
+class TransformersAdapter(TorchModelAdapter):
+    """A `PreTrainedModel`. Padding comes from the forward's attention mask, the loss from its output."""
+
+    objective = ("loss", "aux_loss", "lr")
+
+    def derive(self) -> CapturePlan:
+        """One block per decoder layer, dense ones included; one router per MoE layer.
+
+        Raises:
+            PlanError: the model declares no recordable router, or one of a class that is not known.
+            CoverageError: the routers that were found are not the MoE layers that the configuration declares.
+        """
+        modules = plain_modules(self.model)
+        backbone, declared = next(self._recorders(modules), ("", {}))
+        if not declared:
+            raise PlanError(
+                f"{type(self.model).__name__} declares no router in `_can_record_outputs`, expected one of "
+                f"{', '.join(FAMILIES)}. Use backend='torch' with a capture plan."
+            )
+        router_class, layer_class = _target(declared["router_logits"]), _target(declared["hidden_states"])
+        family = FAMILIES.get(router_class.__name__)
+        if family is None:
+            raise PlanError(
+                f"the router class {router_class.__name__} is not known, expected one of {', '.join(FAMILIES)}. "
+                "Use backend='torch' with a capture plan that says how it routes."
+            )
+        self.family = family
+        self.config: Any = modules[backbone].config
+        inside = f"{backbone}." if backbone else ""
+        layers = [
+            name
+            for name, part in modules.items()
+            if name.startswith(inside) and isinstance(part, layer_class)
+        ]
+        boundaries: dict[str, CaptureSpec] = {}
+        found = []
+        for number, layer in enumerate(layers):
+            boundaries[layer] = CaptureSpec(tensors={"residual": _residual(modules[layer])}, layer=number)
+            routers = _routers(modules, layer, router_class, family)
+            if len(routers) > 1:
+                raise CoverageError(
+                    f"{layer} has {len(routers)} routers ({', '.join(routers)}), expected at most one."
+                )
+            for router in routers:
+                found.append(number)
+                boundaries[router] = CaptureSpec(
+                    tensors=dict(family.tensors), routing=family.routing(self.config)
+                )
+        promised = tuple(number for number in range(len(layers)) if family.is_moe(self.config, number))
+        check_coverage(tuple(found), promised, type(self.model).__name__)
+        return CapturePlan(boundaries, declared_layers=promised, notes=family.notes)
+
+    def valid(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """True where the attention mask [B, S] is not zero; None without a mask."""
+        if self._valid is not None:
+            return self._valid(args, kwargs)
+        mask = kwargs.get("attention_mask")
+        if mask is None and len(args) > 1:
+            mask = args[1]
+        if not isinstance(mask, torch.Tensor) or mask.ndim != 2:
+            return None
+        return mask.bool()
+
+    def losses(self, kwargs: Mapping[str, Any], output: Any) -> LossParts | None:
+        """Loss and auxiliary loss of the output; transformers' auxiliary loss is k times loopscope's."""
+        total = getattr(output, "loss", None)
+        if total is None and isinstance(output, dict):
+            total = output.get("loss")
+        if total is None:
+            return None
+        aux = getattr(output, "aux_loss", None)
+        name = self.family.aux_coef
+        coefficient = float(getattr(self.config, name)) if name is not None and aux is not None else 0.0
+        top_k = int(self.config.num_experts_per_tok)
+        return LossParts(
+            total.detach(),
+            aux.detach() / top_k if aux is not None and isinstance(aux, torch.Tensor) else None,
+            coefficient * top_k,
+            kwargs.get("num_items_in_batch") is not None,
+        )
+
+    def settings(self) -> Mapping[str, Any]:
+        """Recompute shows in the layers' own flag."""
+        on = any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules())
+        return {**super().settings(), **({"recompute": True} if on else {})}
+
+    def _recorders(self, modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """(name, declaration) of the inner models that declare a router, innermost backbone first."""
+        named = [(name, part) for name, part in modules.items() if hasattr(part, "config")]
+        for name, part in sorted(named, key=lambda item: -len(item[0])):
+            declared = getattr(part, "_can_record_outputs", None) or {}
+            if "router_logits" in declared and "hidden_states" in declared:
+                yield name, declared
+
+
+def check_coverage(found: tuple[int, ...], declared: tuple[int, ...], model: str) -> None:
+    """Raise CoverageError where the MoE layers found are not those declared, or where there is none."""
+    if not found:
+        raise CoverageError(
+            f"{model}: no router was found; its configuration declares {len(declared)} MoE layer(s). Attach to a MoE "
+            "model."
+        )
+    if found != declared:
+        extra, missing = sorted(set(found) - set(declared)), sorted(set(declared) - set(found))
+        raise CoverageError(
+            f"{model}: routers were found in layers {list(found)}, the configuration declares MoE layers "
+            f"{list(declared)} (missing {missing}, not declared {extra}). A dense layer must not count as MoE."
+        )
+
+
+def _target(declared: Any) -> type[nn.Module]:
+    first = declared[0] if isinstance(declared, (list, tuple)) else declared
+    kind: Any = getattr(first, "target_class", first)
+    return kind  # type: ignore[no-any-return]  # a class, as transformers declares it
+
+
+def _residual(layer: nn.Module) -> str:
+    # A decoder layer returns its hidden states, or a tuple that starts with them; its annotation says which.
+    annotation = str(type(layer).forward.__annotations__.get("return", ""))
+    return "output[0]" if "tuple" in annotation.lower() else "output"
+
+
+def _routers(
+    modules: Mapping[str, nn.Module], layer: str, router_class: type[nn.Module], family: Family
+) -> list[str]:
+    prefix = f"{layer}.{family.within}." if family.within else f"{layer}."
+    return [
+        name for name, part in modules.items() if name.startswith(prefix) and isinstance(part, router_class)
+    ]

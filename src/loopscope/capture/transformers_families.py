@@ -1,0 +1,190 @@
+"""The routers of transformers, class by class: what their outputs are, and how their configuration is read.
+
+Keyed by the exact class that the model itself declares in `_can_record_outputs`, never by a part of a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from loopscope.capture.routing import RoutingSpec
+from loopscope.capture.source import DECODERS
+
+_TUPLE = {"router_logits": "output[0]", "topk_weights": "output[1]", "topk_idx": "output[2]"}
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How to read one router class."""
+
+    tensors: Mapping[str, str]
+    """Tensor name → source."""
+    routing: Callable[[Any], RoutingSpec]
+    """Its routing, from the configuration."""
+    is_moe: Callable[[Any, int], bool]
+    """(config, physical layer number) → whether the configuration declares a MoE layer there."""
+    aux_coef: str | None
+    """Name of the configuration's factor of the auxiliary loss; None where the model computes none."""
+    within: str | None = None
+    """Child of the layer that holds its router, where a layer has several."""
+    notes: tuple[str, ...] = field(default_factory=tuple)
+    """What is left out."""
+
+
+def _every(config: Any, layer: int) -> bool:
+    return True
+
+
+def _qwen(config: Any, layer: int) -> bool:
+    return layer not in (config.mlp_only_layers or ()) and (layer + 1) % config.decoder_sparse_step == 0
+
+
+def _deepseek_layers(config: Any, layer: int) -> bool:
+    return bool(layer >= config.first_k_dense_replace)
+
+
+def _balancing(config: Any, coefficient: str) -> str:
+    return "auxiliary_loss" if config.output_router_logits and getattr(config, coefficient) else "none"
+
+
+def _softmax(
+    *, experts: str, normalised: str | bool, coefficient: str = "router_aux_loss_coef", shared: int = 0
+) -> Callable[[Any], RoutingSpec]:
+    def read(config: Any) -> RoutingSpec:
+        by_name = isinstance(normalised, str)
+        return RoutingSpec(
+            num_experts=getattr(config, experts),
+            top_k=config.num_experts_per_tok,
+            score_func="softmax",
+            order="score_then_topk",
+            normalised=bool(getattr(config, normalised)) if isinstance(normalised, str) else normalised,
+            balancing=_balancing(config, coefficient),  # type: ignore[arg-type]
+            shared_experts=shared,
+            sources={
+                "num_experts": f"config.{experts}",
+                "top_k": "config.num_experts_per_tok",
+                "normalised": f"config.{normalised}" if by_name else "the router's forward",
+                "score_func": "the router's forward",
+                "order": "the router's forward",
+                "balancing": f"config.output_router_logits, config.{coefficient}",
+            },
+        )
+
+    return read
+
+
+def _topk_first(*, gate_bias: bool, coefficient: str) -> Callable[[Any], RoutingSpec]:
+    def read(config: Any) -> RoutingSpec:
+        return RoutingSpec(
+            num_experts=config.num_local_experts,
+            top_k=config.num_experts_per_tok,
+            score_func="softmax",
+            order="topk_then_score",
+            normalised=True,
+            gate_bias=gate_bias,
+            balancing=_balancing(config, coefficient),  # type: ignore[arg-type]
+            sources={
+                "num_experts": "config.num_local_experts",
+                "top_k": "config.num_experts_per_tok",
+                "order": "the router's forward",
+                "gate_bias": "the router's parameters",
+                "balancing": f"config.output_router_logits, config.{coefficient}",
+            },
+        )
+
+    return read
+
+
+def _deepseek(config: Any) -> RoutingSpec:
+    return RoutingSpec(
+        num_experts=config.n_routed_experts,
+        top_k=config.num_experts_per_tok,
+        score_func="sigmoid",
+        order="score_then_topk",
+        normalised=bool(config.norm_topk_prob),
+        balancing="probability_bias",
+        route_scale=float(config.routed_scaling_factor),
+        num_groups=config.n_group,
+        groups_per_token=config.topk_group,
+        shared_experts=config.n_shared_experts,
+        sources={
+            "num_experts": "config.n_routed_experts",
+            "top_k": "config.num_experts_per_tok",
+            "normalised": "config.norm_topk_prob",
+            "score_func": "the router's forward",
+            "balancing": "the router's e_score_correction_bias",
+            "route_scale": "config.routed_scaling_factor",
+            "num_groups": "config.n_group",
+            "groups_per_token": "config.topk_group",
+            "shared_experts": "config.n_shared_experts",
+        },
+    )
+
+
+def jetmoe_idx(module: Any, output: Any) -> torch.Tensor:
+    """[N, k] experts used, from what the gating returns: the sorted order of all assignments and their counts."""
+    order, _, _, counts, logits = output[:5]
+    experts = torch.repeat_interleave(
+        torch.arange(len(counts), device=order.device), torch.as_tensor(counts, device=order.device)
+    )
+    flat = torch.empty_like(experts)
+    flat[order] = experts
+    return flat.reshape(logits.shape[0], -1)
+
+
+def jetmoe_weights(module: Any, output: Any) -> torch.Tensor:
+    """[N, k] combine weights, put back from sorted order."""
+    order, _, gates, _, logits = output[:5]
+    flat = torch.empty_like(gates)
+    flat[order] = gates
+    return flat.reshape(logits.shape[0], -1)
+
+
+DECODERS["jetmoe_idx"] = jetmoe_idx
+DECODERS["jetmoe_weights"] = jetmoe_weights
+
+FAMILIES: Mapping[str, Family] = {
+    "MixtralTopKRouter": Family(
+        _TUPLE, _softmax(experts="num_local_experts", normalised=True), _every, "router_aux_loss_coef"
+    ),
+    "OlmoeTopKRouter": Family(
+        _TUPLE, _softmax(experts="num_experts", normalised="norm_topk_prob"), _every, "router_aux_loss_coef"
+    ),
+    "Qwen3MoeTopKRouter": Family(
+        _TUPLE, _softmax(experts="num_experts", normalised="norm_topk_prob"), _qwen, "router_aux_loss_coef"
+    ),
+    "Qwen2MoeTopKRouter": Family(
+        _TUPLE,
+        _softmax(experts="num_experts", normalised="norm_topk_prob", shared=1),
+        _qwen,
+        "router_aux_loss_coef",
+    ),
+    "DeepseekV3TopkRouter": Family(
+        {**_TUPLE, "expert_bias": "module.e_score_correction_bias"}, _deepseek, _deepseek_layers, None
+    ),
+    "GptOssTopKRouter": Family(
+        _TUPLE,
+        _topk_first(gate_bias=True, coefficient="router_aux_loss_coef"),
+        _every,
+        "router_aux_loss_coef",
+    ),
+    "JetMoeTopKGating": Family(
+        {
+            "router_logits": "output[4]",
+            "topk_idx": "decode.jetmoe_idx",
+            "topk_weights": "decode.jetmoe_weights",
+        },
+        _topk_first(gate_bias=False, coefficient="aux_loss_coef"),
+        _every,
+        "aux_loss_coef",
+        within="mlp",
+        notes=(
+            "JetMoE routes its attention heads as well; those routers are not captured: a visit has one router",
+        ),
+    ),
+}
+"""Class name of a router → how to read it. Adding a family is one entry and one test."""

@@ -1,0 +1,230 @@
+"""One traced forward: what the boundaries handed over, in call order, made into TracePoints at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loopscope.capture import proof
+from loopscope.capture.errors import CoverageError, ReconcileError
+from loopscope.capture.routing import RoutingSpec
+from loopscope.capture.source import Call, Source
+from loopscope.capture.spec import CapturePlan
+from loopscope.capture.visits import Place, layer_numbers, meta_of, places, size_of
+from loopscope.trace import TraceMeta, TracePoint
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(slots=True)
+class _Visit:
+    block: str
+    residual: Tensor
+    router: dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """A boundary of the plan with its sources parsed and its block found, ready for calls."""
+
+    name: str
+    block: str
+    sources: Mapping[str, Source]
+    is_block: bool
+    merge: bool
+    routing: RoutingSpec | None
+
+
+def boundaries_of(plan: CapturePlan) -> dict[str, Boundary]:
+    """Every boundary that gives something, by module name."""
+    found: dict[str, Boundary] = {}
+    for block in plan.blocks():
+        for name, spec in {**plan.parts_of(block), block: plan[block]}.items():
+            found[name] = Boundary(
+                name,
+                block,
+                spec.sources(f"plan[{name!r}]"),
+                name == block,
+                spec.merge != "none",
+                spec.routing,
+            )
+    return found
+
+
+@dataclass(slots=True)
+class Window:
+    """Collects the calls of one forward. Hooks call `heard`; `points` ends it."""
+
+    plan: CapturePlan
+    visits: list[_Visit] = field(default_factory=list)
+    pending: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def heard(self, boundary: Boundary, call: Call) -> None:
+        """Take a boundary's tensors from one call. Never raises inside a model's forward: a problem is kept as
+        text and raised at the window's end."""
+        try:
+            taken = {name: _detached(source.read(call), name) for name, source in boundary.sources.items()}
+        except ReconcileError as error:
+            self.problems.append(f"{boundary.name}: {error}")
+            return
+        residual = taken.pop("residual", None)
+        if taken:
+            waiting = self.pending.setdefault(boundary.block, {})
+            if any(name in waiting for name in taken):
+                self.problems.append(
+                    f"{boundary.name}: its router ran twice in one call of {boundary.block!r}"
+                )
+            waiting.update(taken)
+        if boundary.is_block and residual is not None:
+            self.visits.append(_Visit(boundary.block, residual, self.pending.pop(boundary.block, {})))
+
+    def places(self) -> list[Place]:
+        """Coordinates of the visits so far."""
+        return places(self.blocks(), layer_numbers(self.plan))
+
+    def meta(self) -> TraceMeta:
+        """The TraceMeta of this forward."""
+        sizes = [size_of(self.plan, visit.block) for visit in self.visits]
+        experts, top_k = max(sizes, default=(0, 0))
+        return meta_of(self.places(), experts, top_k)
+
+    def points(self, *, verify: bool = True) -> list[TracePoint]:
+        """Every visit as a TracePoint, proven.
+
+        Args:
+            verify: reconcile each router's choice with its captured scores (one read from the device in all).
+
+        Raises:
+            CoverageError: a boundary of the plan was never called.
+            ReconcileError: what was captured is not what the model used.
+        """
+        if self.problems:
+            raise ReconcileError("; ".join(self.problems))
+        self._check_heard()
+        checks: list[tuple[str, RoutingSpec, int, Tensor]] = []
+        found = []
+        for visit, place in zip(self.visits, self.places(), strict=True):
+            found.append(self._point(visit, place, checks if verify else None))
+        if checks:
+            counts = torch.stack([counts for *_, counts in checks]).tolist()
+            for (where, spec, tokens, _), wrong in zip(checks, counts, strict=True):
+                proof.raise_if_wrong(wrong, tokens, spec, where)
+        return found
+
+    def blocks(self) -> list[str]:
+        """The block of each visit so far, in call order."""
+        return [visit.block for visit in self.visits]
+
+    def clear(self) -> None:
+        """Let go of every tensor."""
+        self.visits.clear()
+        self.pending.clear()
+
+    def _check_heard(self) -> None:
+        heard = {visit.block for visit in self.visits}
+        silent = [name for name in self.plan.blocks() if name not in heard]
+        if silent:
+            shown = ", ".join(silent[:8]) + (", ..." if len(silent) > 8 else "")
+            raise CoverageError(
+                f"{len(silent)} of {len(self.plan.blocks())} captured modules were not called, or their hooks did not "
+                f"run: {shown}. A compiled graph runs no hook that came after it: compile blocks with "
+                "`block.compile()`, or the model with `torch.compile(model)`, and attach to what you call."
+            )
+        for visit in self.visits:
+            if not visit.router and self.plan.parts_of(visit.block):
+                raise CoverageError(
+                    f"{visit.block}: its router was not called in a visit, or its hook did not run."
+                )
+
+    def _point(self, visit: _Visit, place: Place, checks: list[Any] | None) -> TracePoint:
+        common: dict[str, Any] = {
+            "block": place.block,
+            "unrolled_pos": place.unrolled_pos,
+            "loop_step": place.loop_step,
+            "layer_idx": place.layer_idx,
+        }
+        residual = visit.residual
+        if residual.ndim != 3:
+            raise ReconcileError(
+                f"{visit.block}: residual is {tuple(residual.shape)}, expected [B, S, d]. Name the block's output "
+                "that has batch and sequence."
+            )
+        if not visit.router:
+            return TracePoint(
+                **common, num_experts=0, top_k=0, router_logits=None, router_probs=None, topk_idx=None,
+                topk_weights=None, residual=residual,
+            )  # fmt: skip
+        spec = next(
+            part.routing for part in self.plan.parts_of(visit.block).values() if part.routing is not None
+        )
+        where = f"{visit.block} (unrolled_pos {place.unrolled_pos})"
+        raw = _flat(visit.router, residual, spec, where)
+        if checks is not None:
+            checks.append((where, spec, raw.logits.shape[0], proof.wrong_counts(raw, spec)))
+        return TracePoint(**common, residual=residual, **router_fields(raw, spec, residual.shape[:2]))
+
+
+def router_fields(
+    raw: proof.Routing, spec: RoutingSpec, shape: torch.Size | tuple[int, int]
+) -> dict[str, Any]:
+    """The router fields of a TracePoint from one call's tensors: scores over all E summing to 1, weights
+    renormalised, selection scores where a bias was added. [N, ...] becomes [B, S, ...]."""
+    scores = scores_for(raw, spec)
+    probs = (
+        scores / scores.sum(dim=-1, keepdim=True).clamp_min(1e-20) if spec.score_func == "sigmoid" else scores
+    )
+    weights = raw.weights if raw.weights is not None else proof.expected_weights(raw, spec, scores)
+    weights = weights.float()
+    weights = weights / weights.sum(dim=-1, keepdim=True).clamp_min(1e-20)
+    selection = None if raw.bias is None else (scores + raw.bias).reshape(*shape, -1)
+    return {
+        "num_experts": raw.logits.shape[-1],
+        "top_k": raw.idx.shape[-1],
+        "router_logits": raw.logits.reshape(*shape, -1),
+        "router_probs": probs.reshape(*shape, -1),
+        "topk_idx": raw.idx.reshape(*shape, -1),
+        "topk_weights": weights.reshape(*shape, -1),
+        "score_func": spec.score_func,
+        "selection_scores": selection,
+        "expert_bias": raw.bias,
+    }
+
+
+def scores_for(raw: proof.Routing, spec: RoutingSpec) -> Tensor:
+    """[N, E]: the model's own scores where handed over, else from the logits."""
+    return raw.probs if raw.probs is not None else proof.scores_of(raw.logits, spec)
+
+
+def _flat(router: Mapping[str, Tensor], residual: Tensor, spec: RoutingSpec, where: str) -> proof.Routing:
+    def flat(name: str) -> Tensor | None:
+        tensor = router.get(name)
+        return None if tensor is None else tensor.reshape(-1, tensor.shape[-1])
+
+    logits, idx = flat("router_logits"), flat("topk_idx")
+    if logits is None or idx is None:
+        raise ReconcileError(f"{where}: router_logits or topk_idx was not handed over in this call.")
+    raw = proof.Routing(logits, idx, flat("topk_weights"), router.get("expert_bias"), flat("router_probs"))
+    proof.check_shapes(raw, spec, where)
+    tokens = residual.shape[0] * residual.shape[1]
+    if logits.shape[0] != tokens:
+        raise ReconcileError(
+            f"{where}: the router saw {logits.shape[0]} tokens, the block's output has {tuple(residual.shape[:2])} = "
+            f"{tokens}. Sequences must not be sharded or packed between the two."
+        )
+    return raw
+
+
+def _detached(value: Any, name: str) -> Any:
+    if value is None or not isinstance(value, torch.Tensor):
+        if isinstance(value, (tuple, list)):
+            raise ReconcileError(
+                f"{name} is a {type(value).__name__} of {len(value)}, expected a tensor; add [index]"
+            )
+        raise ReconcileError(f"{name} is {type(value).__name__}, expected a tensor")
+    local = getattr(value, "to_local", None)
+    return (value if local is None else local()).detach()

@@ -1,0 +1,53 @@
+"""The user's own metrics: built once, run on every traced forward, written as health rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from loopscope.capture.spec import enclosing
+
+if TYPE_CHECKING:
+    from loopscope.capture.adapter import Adapter
+    from loopscope.capture.reducers import Reduce
+    from loopscope.collect import ParquetCollector
+    from loopscope.trace import TracePoint
+
+
+class CustomMetrics:
+    """The reducers of a plan, with their context filled in.
+
+    Args:
+        adapter: its plan holds the reducers.
+        meshes: context by name.
+
+    Raises:
+        PlanError: a reducer wants context that is not there.
+    """
+
+    def __init__(self, adapter: Adapter, meshes: Mapping[str, Any]) -> None:
+        self._reducers: list[tuple[str, str, Reduce]] = []
+        blocks = adapter.plan.blocks()
+        for name, spec in adapter.plan.items():
+            for bound in spec.reducers:
+                context = {**meshes, "module": adapter.module(name)}
+                self._reducers.append(
+                    (enclosing(name, blocks) or name, bound.factory.name, bound.build(context))
+                )
+
+    def run(
+        self, collector: ParquetCollector, step: int, points: list[TracePoint], blocks: list[str]
+    ) -> None:
+        """One health row ``custom:NAME.KEY`` per visit and value; every rank comes here in the same order."""
+        for block, name, reduce in self._reducers:
+            for point, owner in zip(points, blocks, strict=True):
+                if owner != block:
+                    continue
+                for key, value in reduce(point.tensors()).items():
+                    collector.record_event(
+                        step,
+                        f"custom:{name}.{key}",
+                        "info",
+                        unrolled_pos=point.unrolled_pos,
+                        value=float(value),
+                    )

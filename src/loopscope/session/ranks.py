@@ -1,0 +1,46 @@
+"""This process among its ranks, from torch.distributed where that is initialised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from loopscope import errors
+from loopscope.errors import LoopscopeError
+
+T = TypeVar("T")
+
+
+def rank_and_world() -> tuple[int, int]:
+    """(rank, number of ranks); (0, 1) in a single process."""
+    dist = _initialised()
+    return (0, 1) if dist is None else (dist.get_rank(), dist.get_world_size())
+
+
+def decide(make: Callable[[], T], /) -> T:
+    """Run `make` on rank 0 and give its result, or its exception, to every rank. Collective."""
+    dist = _initialised()
+    if dist is None or dist.get_world_size() == 1:
+        return make()
+    outcome: list[tuple[str, Any]] = [("", None)]
+    own: Exception | None = None
+    if dist.get_rank() == 0:
+        try:
+            outcome = [("", make())]
+        except Exception as error:  # noqa: BLE001  (whatever it is, the other ranks must hear of it)
+            own = error
+            outcome = [(type(error).__name__, str(error))]
+    dist.broadcast_object_list(outcome, src=0)
+    if own is not None:
+        raise own
+    name, value = outcome[0]
+    if name:
+        raise getattr(errors, name, LoopscopeError)(f"rank 0: {value}")
+    result: T = value
+    return result
+
+
+def _initialised() -> Any:
+    import torch.distributed as dist
+
+    return dist if dist.is_available() and dist.is_initialized() else None
