@@ -8,31 +8,32 @@ multiplication.
 
 from __future__ import annotations
 
-from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from loopscope.metrics.dense import down, widen
+from loopscope.metrics.lazy import lazy
+from loopscope.metrics.leading import leading_scores
 from loopscope.metrics.partials import EMPTY
+from loopscope.metrics.residual.rows import ResidualRows, residual_rows
 from loopscope.metrics.tensors import PairTensors, VisitTensors
-
-
-def widen(x: Tensor) -> Tensor:
-    """[B, S, F] → [N, F] in float32 or wider."""
-    flat = x.reshape(-1, x.shape[-1])
-    return flat if flat.dtype == torch.float64 else flat.float()
 
 
 class _Masked:
     """Reductions over the valid tokens."""
 
-    def __init__(self, valid: Tensor | None, num_tokens: int, device: torch.device) -> None:
+    def __init__(self, valid: Tensor | None, num_tokens: int, device: torch.device, *, fusible: bool) -> None:
+        self.fusible = fusible
+        """True while a compiler traces: write one pass instead of fast eager operations."""
+        self.memo: dict[str, Any] = {}
         self.valid_N: Bool[Tensor, " N"] | None = None if valid is None else valid.reshape(-1)
         self._num_tokens = num_tokens
         self._device = device
 
-    @cached_property
+    @lazy
     def tokens(self) -> Float[Tensor, ""]:
         """T, the number of valid tokens, float64."""
         if self.valid_N is None:
@@ -63,15 +64,23 @@ class _Masked:
 
     def per_expert(self, x: Tensor) -> Tensor:
         """Σ over valid tokens, column by column: [N, E] → float64 [E]."""
-        return self.keep(x).sum(0).double()
+        return down(self.keep(x)[None])[0].double()
 
 
 class VisitContext(_Masked):
     """Lazily computed intermediates of one visit."""
 
-    def __init__(self, tensors: VisitTensors, valid: Tensor | None, num_experts: int, top_k: int) -> None:
+    def __init__(
+        self,
+        tensors: VisitTensors,
+        valid: Tensor | None,
+        num_experts: int,
+        top_k: int,
+        *,
+        fusible: bool = False,
+    ) -> None:
         residual = tensors.residual
-        super().__init__(valid, residual.shape[0] * residual.shape[1], residual.device)
+        super().__init__(valid, residual.shape[0] * residual.shape[1], residual.device, fusible=fusible)
         self.tensors = tensors
         self.num_experts = num_experts
         self.top_k = top_k
@@ -80,49 +89,59 @@ class VisitContext(_Masked):
         tensor: Tensor = getattr(self.tensors, name)
         return widen(tensor)
 
-    @cached_property
+    @lazy
     def logits_NE(self) -> Float[Tensor, "N E"]:
         """Raw logits."""
         return self._router("router_logits")
 
-    @cached_property
+    @lazy
+    def logit_max_N(self) -> Float[Tensor, " N"]:
+        """Highest logit of each token."""
+        return self.logits_NE.amax(-1)
+
+    @lazy
+    def logit_min_N(self) -> Float[Tensor, " N"]:
+        """Lowest logit of each token."""
+        return self.logits_NE.amin(-1)
+
+    @lazy
     def probs_NE(self) -> Float[Tensor, "N E"]:
         """Probabilities over all experts."""
         return self._router("router_probs")
 
-    @cached_property
+    @lazy
     def weights_NK(self) -> Float[Tensor, "N k"]:
         """Combine weights."""
         return self._router("topk_weights")
 
-    @cached_property
+    @lazy
     def scores_NE(self) -> Float[Tensor, "N E"]:
         """Choice scores r: the selection scores where given, else the raw logits."""
         return self.logits_NE if self.tensors.selection_scores is None else self._router("selection_scores")
 
-    @cached_property
+    @lazy
     def raw_idx_NK(self) -> Int[Tensor, "N k"]:
         """Chosen experts as recorded."""
         idx = self.tensors.topk_idx
         assert idx is not None
         return idx.reshape(-1, idx.shape[-1]).long()
 
-    @cached_property
+    @lazy
     def in_range_NK(self) -> Bool[Tensor, "N k"]:
         """True where a chosen expert exists."""
         return (self.raw_idx_NK >= 0) & (self.raw_idx_NK < self.num_experts)
 
-    @cached_property
+    @lazy
     def idx_NK(self) -> Int[Tensor, "N k"]:
         """Chosen experts, made safe to index with; entries out of range are counted apart."""
         return self.raw_idx_NK.clamp(0, self.num_experts - 1)
 
-    @cached_property
+    @lazy
     def counted_NK(self) -> Bool[Tensor, "N k"]:
         """Assignments of valid tokens to experts that exist."""
         return self.in_range_NK if self.valid_N is None else self.in_range_NK & self.valid_N[:, None]
 
-    @cached_property
+    @lazy
     def count_E(self) -> Int[Tensor, " E"]:
         """Assignments per expert, c_e."""
         return self.scatter(self.counted_NK.long())
@@ -132,68 +151,73 @@ class VisitContext(_Masked):
         zero = torch.zeros(self.num_experts, dtype=torch.int64, device=x_NK.device)
         return zero.scatter_add(0, self.idx_NK.reshape(-1), x_NK.reshape(-1))
 
-    @cached_property
+    @lazy
     def prob_sum_E(self) -> Float[Tensor, " E"]:
         """Σ_t p_te."""
         return self.per_expert(self.probs_NE)
 
-    @cached_property
-    def top_scores_NK1(self) -> Float[Tensor, "N k1"]:
-        """The min(k + 1, E) highest choice scores of each token, falling."""
-        return torch.topk(self.scores_NE, min(self.top_k + 1, self.num_experts), dim=-1).values
+    @lazy
+    def leading_N(self) -> tuple[Tensor, Tensor, Tensor]:
+        """r_(1), r_(k) and r_(k+1) of the choice scores, each [N]; see `leading_scores`."""
+        return leading_scores(self.scores_NE, self.top_k, fusible=self.fusible)
 
-    @cached_property
-    def residual_ND(self) -> Float[Tensor, "N d"]:
-        """The block's output."""
-        return widen(self.tensors.residual)
+    @lazy
+    def rows(self) -> ResidualRows:
+        """What the residual's metrics need of each token and sequence."""
+        residual = self.tensors.residual
+        valid = None if self.valid_N is None else self.valid_N.reshape(residual.shape[:2])
+        return residual_rows(residual, valid, whole=self.fusible or residual.device.type != "cpu")
 
-    @cached_property
-    def square_N(self) -> Float[Tensor, " N"]:
-        """‖h_t‖²."""
-        return self.residual_ND.square().sum(-1)
-
-    @cached_property
+    @lazy
     def norm_N(self) -> Float[Tensor, " N"]:
         """‖h_t‖."""
-        return self.square_N.sqrt()
+        return self.rows.square_N.sqrt()
 
 
 class PairContext(_Masked):
     """Lazily computed intermediates of a transition."""
 
-    def __init__(self, tensors: PairTensors, valid: Tensor | None, num_experts: int, top_k: int) -> None:
+    def __init__(
+        self,
+        tensors: PairTensors,
+        valid: Tensor | None,
+        num_experts: int,
+        top_k: int,
+        *,
+        fusible: bool = False,
+    ) -> None:
         residual = tensors.to_residual
-        super().__init__(valid, residual.shape[0] * residual.shape[1], residual.device)
+        super().__init__(valid, residual.shape[0] * residual.shape[1], residual.device, fusible=fusible)
         self.tensors = tensors
         self.num_experts = num_experts
         self.top_k = top_k
 
-    @cached_property
+    @lazy
     def from_ND(self) -> Float[Tensor, "N d"]:
         """h_from."""
         return widen(self.tensors.from_residual)
 
-    @cached_property
+    @lazy
     def to_ND(self) -> Float[Tensor, "N d"]:
         """h_to."""
         return widen(self.tensors.to_residual)
 
-    @cached_property
+    @lazy
     def delta_ND(self) -> Float[Tensor, "N d"]:
         """D = h_to − h_from."""
         return self.to_ND - self.from_ND
 
-    @cached_property
+    @lazy
     def delta_norm_N(self) -> Float[Tensor, " N"]:
         """‖D‖."""
         return self.delta_ND.square().sum(-1).sqrt()
 
-    @cached_property
+    @lazy
     def from_norm_N(self) -> Float[Tensor, " N"]:
         """‖h_from‖."""
         return self.from_ND.square().sum(-1).sqrt()
 
-    @cached_property
+    @lazy
     def to_norm_N(self) -> Float[Tensor, " N"]:
         """‖h_to‖."""
         return self.to_ND.square().sum(-1).sqrt()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from loopscope.metrics.layout import Layout
 from loopscope.metrics.metric import Family
 from loopscope.metrics.partials import EMPTY, POISON
 from loopscope.metrics.registry import pair_families, visit_families
+from loopscope.metrics.residual.rows import PIECE
 from loopscope.metrics.tensors import PairTensors, VisitTensors, check_pair, check_visit
 
 
@@ -73,8 +74,39 @@ def reduce_pair(tensors: PairTensors, valid: Tensor | None, layout: Layout) -> R
         MetricInputError: what `check_pair` raises.
     """
     check_pair(tensors, valid)
-    context = PairContext(tensors, valid, layout.num_experts, layout.top_k)
-    return _pack(pair_families(layout.kind, layout.same_layer, layout.num_experts), context, layout)
+    families = pair_families(layout.kind, layout.same_layer, layout.num_experts)
+    pieces = [
+        _pack(families, PairContext(piece, mask, layout.num_experts, layout.top_k), layout)
+        for piece, mask in _pair_pieces(tensors, valid)
+    ]
+    if len(pieces) == 1:
+        return pieces[0]
+    sums = torch.stack([piece.sums for piece in pieces]).sum(0)
+    # The pieces are of one microbatch.
+    sums[layout.sum_slices["filled"]].clamp_(max=1)
+    return Reduced(sums, pieces[0].maxima)
+
+
+def _pair_pieces(tensors: PairTensors, valid: Tensor | None) -> Iterator[tuple[PairTensors, Tensor | None]]:
+    """Stretches of tokens small enough for the cache (see `PIECE`): everything in a transition adds over tokens."""
+    batch, seq, width = tensors.to_residual.shape
+    if tensors.to_residual.device.type != "cpu" or batch * seq * width <= PIECE:
+        yield tensors, valid
+        return
+    step = max(1, PIECE // width)
+    for start in range(0, batch * seq, step):
+
+        def cut(x: Tensor | None, start: int = start) -> Any:
+            return None if x is None else x.reshape(1, batch * seq, *x.shape[2:])[:, start : start + step]
+
+        piece = PairTensors(
+            cut(tensors.from_residual),
+            cut(tensors.to_residual),
+            cut(tensors.before_residual),
+            cut(tensors.from_topk_idx),
+            cut(tensors.to_topk_idx),
+        )
+        yield piece, cut(valid)
 
 
 def _pack(families: Iterable[Family[Any]], context: object, layout: Layout) -> Reduced:

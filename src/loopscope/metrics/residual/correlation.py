@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from loopscope.metrics.context import VisitContext
@@ -18,17 +17,12 @@ _SHARDED = absent("sequence is sharded over ranks")
 
 
 def _partial(c: VisitContext) -> Mapping[str, Tensor]:
-    batch, seq, width = c.tensors.residual.shape
+    batch, seq = c.tensors.residual.shape[:2]
     excluded_N = c.norm_N < TINY
-    one = torch.ones((), dtype=c.norm_N.dtype, device=c.norm_N.device)
-    unit_ND = c.keep(c.residual_ND / torch.where(excluded_N, one, c.norm_N)[:, None])
     counted_N = c.keep((~excluded_N).double())
     per_seq_B = counted_N.reshape(batch, seq).sum(1)
-    # An excluded token is (almost) zero, so its unit vector adds nothing that matters to the sum.
-    unit_ND = torch.where(excluded_N[:, None], torch.zeros_like(unit_ND), unit_ND)
-    sum_BD = unit_ND.reshape(batch, seq, width).sum(1).double()
     return {
-        "pair_cosine": (sum_BD.square().sum(1) - per_seq_B).sum(),
+        "pair_cosine": (c.rows.unit_sum_BD.square().sum(1) - per_seq_B).sum(),
         "pairs": (per_seq_B * (per_seq_B - 1)).sum(),
         "correlation_excluded": c.total(excluded_N.float()),
     }

@@ -14,13 +14,13 @@ from loopscope.metrics.partials import Partials
 
 
 def _partial(c: VisitContext) -> Mapping[str, Tensor]:
-    h_ND = c.residual_ND
+    rows = c.rows
     return {
         "norm": c.total(c.norm_N),
         # The mean square per token, so that d need not be known when the sums are finished.
-        "mean_square": c.total(c.square_N / h_ND.shape[-1]),
-        "abs_max": c.highest(h_ND.abs().amax(-1)),
-        "nonfinite_residual": c.total((~h_ND.isfinite()).sum(-1)),
+        "mean_square": c.total(rows.square_N / c.tensors.residual.shape[-1]),
+        "abs_max": c.highest(rows.abs_max_N),
+        "nonfinite_residual": c.total(rows.bad_N),
     }
 
 

@@ -15,7 +15,10 @@ from loopscope.metrics.partials import Partials
 
 
 def _partial(c: VisitContext) -> Mapping[str, Tensor]:
-    return {"entropy": c.total(-torch.special.xlogy(c.probs_NE, c.probs_NE).sum(-1))}
+    p_NE = c.probs_NE
+    # 0·ln 0 = 0; below the smallest normal number p·ln p is nothing.
+    log_NE = p_NE.clamp(min=torch.finfo(p_NE.dtype).tiny).log()
+    return {"entropy": c.total(-(p_NE * log_NE).sum(-1))}
 
 
 def _finish(p: Partials) -> Mapping[str, Any]:

@@ -18,7 +18,8 @@ _COLUMNS = ("selection_gap_mean", "selection_gap_min", "selection_gap_hist", "se
 
 def _partial(c: VisitContext) -> Mapping[str, Tensor]:
     # At k = E there is no next expert; the slot is filled with zeros and the columns are not_applicable.
-    gap_N = c.top_scores_NK1[:, c.top_k - 1] - c.top_scores_NK1[:, -1]
+    _, kth_N, next_N = c.leading_N
+    gap_N = kth_N - next_N
     return {
         "gap": c.total(gap_N),
         "gap_neg_min": c.highest(-gap_N),

@@ -24,9 +24,8 @@ def _partial(c: VisitContext) -> Mapping[str, Tensor]:
     logits, weights = c.tensors.router_logits, c.tensors.topk_weights
     assert logits is not None
     assert weights is not None
-    logits_NE = c.logits_NE
-    in_unit_N = (logits_NE.amin(-1) >= 0) & (logits_NE.amax(-1) <= 1)
-    sums_to_one_N = (logits_NE.sum(-1) - 1).abs() <= tolerance(logits.dtype)
+    in_unit_N = (c.logit_min_N >= 0) & (c.logit_max_N <= 1)
+    sums_to_one_N = (c.logits_NE.sum(-1) - 1).abs() <= tolerance(logits.dtype)
     # Weights may have been computed in a wider type than the probabilities; a half type anywhere rounds them.
     off_N = (c.weights_NK.sum(-1) - 1).abs() > tolerance(weights.dtype)
     outside_NK = ~c.in_range_NK

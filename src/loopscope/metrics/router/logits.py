@@ -1,4 +1,3 @@
-# ruff: noqa: N802 (shape suffixes on the names of tensors)
 """Size of the logits, and how many router entries are not finite."""
 
 from __future__ import annotations
@@ -11,24 +10,21 @@ import torch
 from torch import Tensor
 
 from loopscope.metrics.context import VisitContext
+from loopscope.metrics.dense import bad_entries
 from loopscope.metrics.metric import Family, Metric, Slot
 from loopscope.metrics.partials import Partials
 
 
-def _bad_N(x: Tensor) -> Tensor:
-    return (~x.isfinite()).sum(-1)
-
-
 def _partial(c: VisitContext) -> Mapping[str, Tensor]:
-    bad_logits_N = _bad_N(c.logits_NE)
-    bad_probs_N = _bad_N(c.probs_NE)
-    bad_weights_N = _bad_N(c.weights_NK)
+    bad_logits_N = bad_entries(c.logits_NE, fusible=c.fusible)
+    bad_probs_N = bad_entries(c.probs_NE, fusible=c.fusible)
+    bad_weights_N = bad_entries(c.weights_NK, fusible=c.fusible)
     given = c.tensors.selection_scores is not None
-    bad_scores_N = _bad_N(c.scores_NE) if given else bad_logits_N
+    bad_scores_N = bad_entries(c.scores_NE, fusible=c.fusible) if given else bad_logits_N
     derived_N = bad_probs_N + bad_weights_N + (bad_scores_N if given else torch.zeros_like(bad_scores_N))
     return {
         "logit_sq": c.total(c.logits_NE.square().mean(-1)),
-        "logit_abs_max": c.highest(c.logits_NE.abs().amax(-1)),
+        "logit_abs_max": c.highest(torch.maximum(c.logit_max_N, -c.logit_min_N)),
         "nonfinite_router_logits": c.total(bad_logits_N),
         "nonfinite_router_probs": c.total(bad_probs_N),
         "nonfinite_topk_weights": c.total(bad_weights_N),

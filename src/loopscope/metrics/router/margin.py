@@ -17,7 +17,8 @@ _COLUMNS = ("margin_mean", "margin_min", "margin_hist", "margin_p25", "margin_p5
 
 
 def _partial(c: VisitContext) -> Mapping[str, Tensor]:
-    margin_N = c.top_scores_NK1[:, 0] - c.top_scores_NK1[:, c.top_k - 1]
+    first_N, kth_N, _ = c.leading_N
+    margin_N = first_N - kth_N
     return {
         "margin": c.total(margin_N),
         "margin_neg_min": c.highest(-margin_N),

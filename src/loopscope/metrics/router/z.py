@@ -17,7 +17,9 @@ _COLUMNS = ("z_mean", "z_std", "z_min", "z_max", "z_sq_mean", "z_frac_negative")
 
 
 def _partial(c: VisitContext) -> Mapping[str, Tensor]:
-    z_N = torch.logsumexp(c.logits_NE, dim=-1)
+    # logsumexp, around the maximum that other metrics need as well.
+    around_N = torch.nan_to_num(c.logit_max_N)
+    z_N = around_N + (c.logits_NE - around_N[:, None]).exp().sum(-1).log()
     return {
         "z": c.total(z_N),
         # Squared in float64: the variance comes from the difference of two merged sums.

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from loopscope.metrics.context import PairContext
+from loopscope.metrics.dense import bad_entries
 from loopscope.metrics.metric import Family, Metric, Slot
 from loopscope.metrics.partials import Partials
 from loopscope.metrics.ratio import safe_ratio
@@ -24,7 +25,9 @@ def _partial(c: PairContext) -> Mapping[str, Tensor]:
         "ratio_excluded": c.total(excluded_N.float()),
         "state_cosine": c.total(cosine_N),
         "cosine_excluded": c.total(no_cosine_N.float()),
-        "nonfinite_residual": c.total((~c.from_ND.isfinite()).sum(-1) + (~c.to_ND.isfinite()).sum(-1)),
+        "nonfinite_residual": c.total(
+            bad_entries(c.from_ND, fusible=c.fusible) + bad_entries(c.to_ND, fusible=c.fusible)
+        ),
     }
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loopscope.metrics.context import PairContext, widen
+from loopscope.metrics.context import PairContext
+from loopscope.metrics.dense import bad_entries, widen
 from loopscope.metrics.metric import NOT_APPLICABLE, Family, Metric, Slot
 from loopscope.metrics.partials import Partials
 from loopscope.metrics.ratio import TINY, safe_ratio
@@ -40,7 +41,7 @@ def _partial(c: PairContext) -> Mapping[str, Tensor]:
         "acceleration": c.total((c.delta_ND - earlier_ND).square().sum(-1).sqrt()),
         "update_norm": c.total(c.delta_norm_N),
         "earlier_update_norm": c.total(earlier_norm_N),
-        "nonfinite_before_residual": c.total((~before_ND.isfinite()).sum(-1)),
+        "nonfinite_before_residual": c.total(bad_entries(before_ND, fusible=c.fusible)),
     }
 
 
