@@ -16,7 +16,7 @@ from loopscope.trace.point import (
     VisitSpec,
     unrolled_position,
 )
-from loopscope.trace.probe import run_probe_forward
+from loopscope.trace.probe import raised_in_probe_forward, run_probe_forward
 from loopscope.trace.sink import ACTIVE_TRACE_SINK, ActiveTraceSink, OnError, TraceSink, TraceWindow
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "VisitSpec",
     "assert_trace_released",
     "legacy_trace_point_factory",
+    "raised_in_probe_forward",
     "run_probe_forward",
     "unrolled_position",
     "watch_trace",

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from loopscope.trace.leak_holders import holders_of_object
@@ -38,11 +38,15 @@ def derived_graphs(marks: set[GraphMark]) -> list[str]:
     return _describe(found)
 
 
-def _with_graph() -> Iterator[Tensor]:
-    # issubclass on type(): isinstance() would run the __class__ of lazy proxies.
-    for thing in gc.get_objects():
-        if issubclass(type(thing), Tensor) and thing.grad_fn is not None:
-            yield thing
+def _with_graph() -> list[Tensor]:
+    # issubclass on type(): isinstance() would run the __class__ of lazy proxies. A tensor subclass must not
+    # answer for itself here: its own __torch_function__ may do anything.
+    with torch._C.DisableTorchFunctionSubclass():
+        return [
+            thing
+            for thing in gc.get_objects()
+            if issubclass(type(thing), Tensor) and thing.grad_fn is not None
+        ]
 
 
 def _reaches(node: Any, marks: set[GraphMark]) -> bool:
