@@ -40,8 +40,10 @@ class Gap:
 
 
 def encode_frame(ordinal: int, payload: bytes) -> bytes:
-    """The bytes of one frame."""
+    """The bytes of one frame. OSError where it is too long to be read again."""
     length = len(payload)
+    if length > MAX_PAYLOAD:
+        raise OSError(f"a record has {length} bytes, expected at most {MAX_PAYLOAD}")
     crc = zlib.crc32(payload, zlib.crc32(_COUNTED.pack(ordinal, length)))
     return _HEAD.pack(MARKER, ordinal, length, crc) + payload
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ class Journal:
         self._ordinal = 0
         self._torn = False
         try:
-            self._write(_ENCODER.encode(header))
+            self._write([_ENCODER.encode(header)])
         except OSError:
             with contextlib.suppress(OSError):
                 disk.close(self.fd)
@@ -60,20 +60,20 @@ class Journal:
                 disk.unlink(path)
             raise
 
-    def append(self, table: str, row: msgspec.Struct) -> None:
-        """Write one row. OSError where it is not in the file; TypeError where it cannot be encoded."""
-        self._write(_ENCODER.encode((table, row)))
-        self.rows += 1
+    def append(self, table: str, rows: Sequence[msgspec.Struct]) -> None:
+        """Write rows, all or none. OSError where they are not in the file."""
+        self._write([_ENCODER.encode((table, row)) for row in rows])
+        self.rows += len(rows)
 
-    def _write(self, payload: bytes) -> None:
+    def _write(self, payloads: Sequence[bytes]) -> None:
         if self._torn:
             self._repair()
-        frame = encode_frame(self._ordinal, payload)
+        data = b"".join(encode_frame(self._ordinal + i, payload) for i, payload in enumerate(payloads))
         try:
-            taken = self._disk.write(self.fd, frame)
-            while taken < len(frame):
+            taken = self._disk.write(self.fd, data)
+            while taken < len(data):
                 # A signal or an almost full disk: try the rest, which then fails with the reason.
-                more = self._disk.write(self.fd, frame[taken:])
+                more = self._disk.write(self.fd, data[taken:])
                 if more <= 0:
                     raise OSError(5, "the disk took nothing and gave no reason")
                 taken += more
@@ -82,8 +82,8 @@ class Journal:
             with contextlib.suppress(OSError):
                 self._repair()
             raise
-        self._ordinal += 1
-        self.size += len(frame)
+        self._ordinal += len(payloads)
+        self.size += len(data)
         self.dirty = True
 
     def _repair(self) -> None:

@@ -74,8 +74,10 @@ class TableSchema:
     @cached_property
     def row_type(self) -> type[msgspec.Struct]:
         """A struct that a row is converted to: unknown columns, wrong types, NaN and ±inf are refused."""
-        fields: list[Any] = [(c.name, TYPES[c.type].python) for c in self.columns if c.required]
-        fields += [(c.name, TYPES[c.type].python | None, None) for c in self.columns if not c.required]
+        # The journal's header says which run and attempt its rows belong to.
+        needed = [c for c in self.columns if c.required and c.name not in ("run_id", "attempt")]
+        fields: list[Any] = [(c.name, TYPES[c.type].python) for c in needed]
+        fields += [(c.name, TYPES[c.type].python | None, None) for c in self.columns if c not in needed]
         return msgspec.defstruct(
             f"{self.name.title()}Row", fields, forbid_unknown_fields=True, omit_defaults=True, gc=False
         )

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -103,22 +103,37 @@ class RowWriter:
                 none).
             StoreError: under "raise", where the disk refused the row or the writer is closed.
         """
+        self.append_many(table, (row,))
+
+    def append_many(self, table: str, rows: Sequence[Mapping[str, object]]) -> None:
+        """The same for several rows of one table, in one system call. A bad row takes no other along.
+
+        Raises:
+            SchemaError, StoreError: as `append`, after the other rows were written.
+        """
         if os.getpid() != self._pid:
             return
         with self._mutex:
-            self.attempted += 1
+            self.attempted += len(rows)
+            typed: list[msgspec.Struct] = []
+            failed: StoreError | None = None
+            for row in rows:
+                try:
+                    typed.append(self.check(table, row))
+                except StoreError as error:
+                    failed = self._drop(error)
+                except Exception as error:  # noqa: BLE001 - nothing may reach the training loop
+                    failed = self._drop(StoreError(f"a row of table {table!r} could not be read: {error!r}"))
             try:
                 if self._closed:
                     raise StoreError(f"writer {self.name!r} is closed; expected no row after close()")
-                self._write(table, self.check(table, row))
-            except StoreError as error:
-                self._drop(f"{type(error).__name__}: {error}")
-                if self.on_error == "raise":
-                    raise
-            except Exception as error:
-                self._drop(f"{type(error).__name__}: {error}")
-                if self.on_error == "raise":
-                    raise StoreError(f"a row of table {table!r} could not be written: {error}") from error
+                if typed:
+                    self._write(table, typed)
+            except Exception as error:  # noqa: BLE001 - the same
+                reason = error if isinstance(error, StoreError) else StoreError(f"{table!r}: {error}")
+                failed = self._drop(reason, len(typed))
+        if failed is not None and self.on_error == "raise":
+            raise failed
 
     def check(self, table: str, row: Mapping[str, object]) -> msgspec.Struct:
         """The row in its typed form.
@@ -129,21 +144,27 @@ class RowWriter:
         schema = self._tables.get(table)
         if schema is None:
             raise SchemaError(f"there is no table {table!r}; expected one of {sorted(self._tables)}")
-        full: dict[str, Any] = {"run_id": self.run_id, "attempt": self.attempt, **row}
-        if full["run_id"] != self.run_id or full["attempt"] != self.attempt:
-            raise SchemaError(
-                f"a row of table {table!r} belongs to run {full['run_id']!r}, attempt {full['attempt']!r}; this "
-                f"writer writes run {self.run_id!r}, attempt {self.attempt}. Leave both out: the writer knows them."
-            )
-        if "wall_time" not in full and "wall_time" in schema.name_set:
-            full["wall_time"] = datetime.now(UTC)
         try:
-            return msgspec.convert(full, schema.row_type)
+            typed: Any = msgspec.convert(row, schema.row_type)
         except msgspec.ValidationError as error:
             raise SchemaError(
                 f"a row of table {table!r} does not fit schema version {schema.version}: {error}. Expected plain "
                 "Python values, finite floats, null (None) where a value is missing."
             ) from None
+        if typed.run_id is not None or typed.attempt is not None:
+            self._check_owner(table, typed)
+        if typed.wall_time is None:
+            typed.wall_time = datetime.now(UTC)
+        return typed  # type: ignore[no-any-return]
+
+    def _check_owner(self, table: str, typed: Any) -> None:
+        if typed.run_id not in (None, self.run_id) or typed.attempt not in (None, self.attempt):
+            raise SchemaError(
+                f"a row of table {table!r} belongs to run {typed.run_id!r}, attempt {typed.attempt!r}; this "
+                f"writer writes run {self.run_id!r}, attempt {self.attempt}. Leave both out: the writer knows them."
+            )
+        # Said once, in the journal's header.
+        typed.run_id = typed.attempt = None
 
     def flush(self, durable: bool = False) -> None:
         """Rows are with the kernel already; `durable` also waits until they are on the disk.
@@ -214,14 +235,12 @@ class RowWriter:
         with contextlib.suppress(OSError):
             self._disk.close(journal.fd)
 
-    def _write(self, table: str, row: msgspec.Struct) -> None:
+    def _write(self, table: str, rows: Sequence[Any]) -> None:
         journal = self._journal
         if journal is None:
             journal = self._begin_journal()
-        journal.append(table, row)
-        step = getattr(row, "step", None)
-        if step is not None:
-            self._last_step = step
+        journal.append(table, rows)
+        self._last_step = rows[-1].step
         if journal.size >= self._options.rotate_bytes:
             self._retire()
 
@@ -281,9 +300,10 @@ class RowWriter:
             os.close(fd)
         return True
 
-    def _drop(self, reason: str) -> None:
-        self.dropped += 1
-        self.last_error = reason
+    def _drop(self, reason: StoreError, rows: int = 1) -> StoreError:
+        self.dropped += rows
+        self.last_error = f"{type(reason).__name__}: {reason}"
+        return reason
 
     def _report_dropped(self) -> None:
         """Write how many rows were dropped since this was last written; try again later where that fails."""
@@ -299,7 +319,7 @@ class RowWriter:
                 "detail": self.last_error,
             }
             try:
-                self._write("health", self.check("health", row))
+                self._write("health", [self.check("health", row)])
                 self._reported += count
             except Exception as error:  # noqa: BLE001 - the rows stay counted, the next try comes soon
                 self.last_error = f"{type(error).__name__}: {error}"
