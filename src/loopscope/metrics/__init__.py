@@ -7,11 +7,13 @@ Device phase: `reduce_visit` and `reduce_pair` give two float64 vectors, laid ou
 
 from loopscope.metrics.faults import Fault
 from loopscope.metrics.finish import FinishedPair, FinishedVisit, finish_pair, finish_visit, raise_fatal
+from loopscope.metrics.kernels import WarmUp, forget_kernels, warm_up
 from loopscope.metrics.layout import PAIR_KINDS, Layout, pair_layout, visit_layout
 from loopscope.metrics.loss import CLOSURE_TOLERANCE, FinishedLoss, finish_loss
 from loopscope.metrics.metric import Metric
+from loopscope.metrics.pack import Reduced, empty_reduced
 from loopscope.metrics.partials import EMPTY, POISON
-from loopscope.metrics.reduce import Reduced, empty_reduced, reduce_pair, reduce_visit, seal_rank
+from loopscope.metrics.reduce import reduce_pair, reduce_visit, seal_rank
 from loopscope.metrics.registry import REGISTRY
 from loopscope.metrics.tensors import PairTensors, VisitTensors, check_pair, check_visit
 
@@ -30,16 +32,19 @@ __all__ = [
     "PairTensors",
     "Reduced",
     "VisitTensors",
+    "WarmUp",
     "check_pair",
     "check_visit",
     "empty_reduced",
     "finish_loss",
     "finish_pair",
     "finish_visit",
+    "forget_kernels",
     "pair_layout",
     "raise_fatal",
     "reduce_pair",
     "reduce_visit",
     "seal_rank",
     "visit_layout",
+    "warm_up",
 ]

@@ -2,45 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from loopscope.metrics.context import PairContext, VisitContext
+from loopscope.metrics.kernels import run_kernel
 from loopscope.metrics.layout import Layout
-from loopscope.metrics.metric import Family
-from loopscope.metrics.partials import EMPTY, POISON
+from loopscope.metrics.pack import Reduced, pack
+from loopscope.metrics.partials import EMPTY
 from loopscope.metrics.registry import pair_families, visit_families
 from loopscope.metrics.residual.rows import PIECE
 from loopscope.metrics.tensors import PairTensors, VisitTensors, check_pair, check_visit
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Reduced:
-    """Partial vectors of one visit or pair, own storage, no graph.
-
-    Over microbatches, and later ranks, `sums` merge by addition and `maxima` by maximum, entry by entry. Both
-    are finite: `POISON` stands for a value that was not, `EMPTY` for the maximum over nothing.
-    """
-
-    sums: Float[Tensor, " n_sum"]
-    maxima: Float[Tensor, " n_max"]
-
-    def merged(self, other: Reduced) -> Reduced:
-        """Both together; the layouts must be the same."""
-        return Reduced(self.sums + other.sums, torch.maximum(self.maxima, other.maxima))
-
-
-def empty_reduced(layout: Layout, device: torch.device | str = "cpu") -> Reduced:
-    """The identity of `Reduced.merged`: what a rank or microbatch contributes that saw nothing."""
-    return Reduced(
-        torch.zeros(layout.n_sum, dtype=torch.float64, device=device),
-        torch.full((layout.n_max,), EMPTY, dtype=torch.float64, device=device),
-    )
 
 
 @torch.no_grad()
@@ -56,8 +31,10 @@ def reduce_visit(tensors: VisitTensors, valid: Tensor | None, layout: Layout) ->
         MetricInputError: what `check_visit` raises.
     """
     check_visit(tensors, valid, layout.num_experts, layout.top_k)
+    if (reduced := run_kernel(tensors, valid, layout)) is not None:
+        return reduced
     context = VisitContext(tensors, valid, layout.num_experts, layout.top_k)
-    return _pack(visit_families(layout.num_experts), context, layout)
+    return pack(visit_families(layout.num_experts), context, layout)
 
 
 @torch.no_grad()
@@ -74,9 +51,11 @@ def reduce_pair(tensors: PairTensors, valid: Tensor | None, layout: Layout) -> R
         MetricInputError: what `check_pair` raises.
     """
     check_pair(tensors, valid)
+    if (reduced := run_kernel(tensors, valid, layout)) is not None:
+        return reduced
     families = pair_families(layout.kind, layout.same_layer, layout.num_experts)
     pieces = [
-        _pack(families, PairContext(piece, mask, layout.num_experts, layout.top_k), layout)
+        pack(families, PairContext(piece, mask, layout.num_experts, layout.top_k), layout)
         for piece, mask in _pair_pieces(tensors, valid)
     ]
     if len(pieces) == 1:
@@ -107,20 +86,6 @@ def _pair_pieces(tensors: PairTensors, valid: Tensor | None) -> Iterator[tuple[P
             cut(tensors.to_topk_idx),
         )
         yield piece, cut(valid)
-
-
-def _pack(families: Iterable[Family[Any]], context: object, layout: Layout) -> Reduced:
-    parts: dict[str, Tensor] = {}
-    for family in families:
-        if family.partial is not None:
-            parts.update(family.partial(context))
-    sums = torch.cat([parts[name].double().reshape(-1) for name in layout.sum_slices])
-    poison = torch.full((), POISON, dtype=torch.float64, device=sums.device)
-    sums = torch.where(sums.isfinite(), sums, poison)
-    if not layout.max_slices:
-        return Reduced(sums, sums.new_zeros(0))
-    maxima = torch.cat([parts[name].double().reshape(-1) for name in layout.max_slices])
-    return Reduced(sums, torch.where(maxima.isfinite(), maxima, poison))
 
 
 @torch.no_grad()
