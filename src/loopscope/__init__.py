@@ -6,7 +6,7 @@ The public names live here and are loaded on first use, so that ``import loopsco
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 __version__ = "0.1.0"
 
