@@ -76,19 +76,28 @@ def adapters_for(backend: str) -> Adapters:
         ) from None
 
 
-def resolve_adapter(task: str, backend: str) -> Any:
-    """The adapter class for a task on a backend; called with the model and any keyword arguments of its own.
+def resolve_targets(backend: str, task: str | None = None) -> Adapters:
+    """The adapters of a backend, imported or not.
 
     Raises:
-        ConfigError: (a ValueError) names the backend, the task, the tasks it does support, and the backend with
-            full coverage.
-        ModuleNotFoundError: the backend's framework is not installed.
+        ConfigError: (a ValueError) an unknown backend, or one that does not support `task`.
     """
     found = adapters_for(backend)
-    if task not in found:
+    if task is not None and task not in found:
         full = [name for name, other in adapters().items() if all(known in other for known in TASKS)]
         raise ConfigError(
             f"backend {backend!r} has no adapter for task {task!r}; it supports {', '.join(found)}. "
             f"Every task is supported by {', '.join(full)}."
         )
-    return found[task]
+    return found
+
+
+def resolve_adapter(task: str, backend: str) -> Any:
+    """The adapter class for a task on a backend; called with the model and any keyword arguments of its own.
+
+    Raises:
+        ConfigError: (a ValueError) names the backend, the task, the tasks it does support, and the backends with
+            full coverage.
+        ModuleNotFoundError: the backend's framework is not installed.
+    """
+    return resolve_targets(backend, task)[task]

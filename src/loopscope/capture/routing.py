@@ -90,6 +90,11 @@ class RoutingSpec:
             self.num_groups is not None and self.num_groups > 1 and self.groups_per_token != self.num_groups
         )
 
+    @property
+    def weights_sum_to_one(self) -> bool:
+        """True where the model's own combine weights sum to 1."""
+        return (self.normalised or self.order == "topk_then_score") and self.route_scale == 1.0
+
     def plain(self) -> dict[str, Any]:
         """Plain types, defaults left out where they say nothing."""
         found = {known.name: getattr(self, known.name) for known in fields(self)}

@@ -51,6 +51,13 @@ def gaps(task: str, backend: str) -> tuple[SupportEntry, ...]:
     return SUPPORT.get((task, backend), ())
 
 
+def is_reviewed(task: str, backend: str) -> bool:
+    """True where somebody reviewed the pair; without a review nothing is claimed about it."""
+    from loopscope.capture.support_table import SUPPORT
+
+    return (task, backend) in SUPPORT
+
+
 def check_config(settings: RunSettings, task: str, backend: str) -> list[SupportEntry]:
     """The gaps of the pair for fields that were really set."""
     return [entry for entry in gaps(task, backend) if settings.asks_for(entry.field)]

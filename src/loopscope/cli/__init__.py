@@ -33,6 +33,8 @@ _EXTRAS = {
     "jaxtyping": "train",
     "tokenizers": "train",
     "transformers": "transformers",
+    "mlx": "mlx",
+    "mlx_lm": "mlx",
     "altair": "report",
     "jinja2": "report",
     "starlette": "service",
@@ -64,6 +66,13 @@ _VERBS = {
         module="compact", attribute="Compact", help="Merge a run's parts into fewer, larger ones."
     ),
     "schemas": _Verb(module="schemas", attribute="Schemas", help="Print the tables and their columns."),
+    "support": _Verb(
+        module="support", attribute="Support", help="List the settings that a backend does not honour."
+    ),
+    "capabilities": _Verb(
+        module="capabilities", attribute="Capabilities", help="List the metrics that a model can give."
+    ),
+    "plan": _Verb(module="plan", attribute="Plan", help="Print what would be captured where in a model."),
 }
 
 
@@ -74,7 +83,7 @@ def _available() -> dict[str, _Verb]:
 
 
 def _usage() -> str:
-    lines = [f"  {name:<10}{verb.help}" for name, verb in _available().items()]
+    lines = [f"  {name:<13}{verb.help}" for name, verb in _available().items()]
     return (
         "usage: loopscope VERB [flags]\n\n"
         "Watches the training of looped Mixture-of-Experts transformers, and of any other MoE.\n\n"

@@ -159,9 +159,10 @@ class Attachment:
         if self.step < self._first_step:
             raise ConfigError("log_loss() came before the first training forward; expected it after one.")
         if not isinstance(loss, LossComponents):
+            loss = float(loss.detach() if hasattr(loss, "detach") else loss)
             loss = LossComponents(
-                task_loss=float(loss), lb_loss=0.0, lb_loss_factor=0.0, z_loss=0.0, z_loss_factor=0.0,
-                total_loss=float(loss),
+                task_loss=loss, lb_loss=0.0, lb_loss_factor=0.0, z_loss=0.0, z_loss_factor=0.0,
+                total_loss=loss,
             )  # fmt: skip
         self._reads_loss = False
         self.collector.on_metrics_step(self.step, loss, grad_norm, lr)

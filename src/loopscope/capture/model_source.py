@@ -1,0 +1,52 @@
+"""A model by name, built without a number in it: on torch's meta device, so that nothing is allocated."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from loopscope.errors import ConfigError
+
+
+def build_model(text: str, backend: str) -> Any:
+    """Build the model that `text` names, on the meta device.
+
+    Args:
+        text: ``package.module:function``, a function without arguments that returns the model; or, for
+            transformers, the path of a ``config.json``.
+        backend: what runs the model.
+
+    Raises:
+        ConfigError: the name cannot be resolved, or building fails.
+    """
+    import torch
+
+    path = Path(text)
+    with torch.device("meta"):
+        if backend == "transformers" and path.suffix == ".json":
+            return _from_json(path)
+        module, colon, name = text.partition(":")
+        if not colon:
+            raise ConfigError(
+                f"model is {text!r}, expected 'package.module:function'"
+                + (" or the path of a config.json." if backend == "transformers" else ".")
+            )
+        if "" not in sys.path:
+            sys.path.insert(0, "")  # a module beside the user, as `python -m` would find it
+        try:
+            build = getattr(import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(f"model {text!r} cannot be imported: {error}.") from None
+        return build()
+
+
+def _from_json(path: Path) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(str(path))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as a transformers configuration: {error}") from None
+    return AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]

@@ -1,0 +1,44 @@
+"""`loopscope support`: which settings a task on a backend does not honour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from loopscope.capture.registry import TASKS, adapters, resolve_targets
+from loopscope.capture.support import gaps, is_reviewed
+from loopscope.cli.console import make_console, make_table
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Support:
+    """List, per task and backend, every setting that is ignored or rejected, and why."""
+
+    task: Literal["pretrain", "sft", "probe"] | None = None
+    """Only this task."""
+    backend: str | None = None
+    """Only this backend: torchtitan, torch, transformers, mlx, or one that a package registered."""
+
+    def run(self) -> int:
+        """Print the table; 0, or 2 where the pair is not supported at all."""
+        console = make_console()
+        for backend in adapters() if self.backend is None else (self.backend,):
+            for task in TASKS if self.task is None else (self.task,):
+                if self.task is None and task not in resolve_targets(backend):
+                    console.print(f"{task} on {backend}: no adapter\n")
+                    continue
+                resolve_targets(backend, task)
+                self._print(task, backend)
+        return 0
+
+    def _print(self, task: str, backend: str) -> None:
+        console = make_console()
+        if not is_reviewed(task, backend):
+            console.print(f"{task} on {backend}: not reviewed, so nothing is claimed\n")
+            return
+        console.print(f"{task} on {backend}")
+        columns = ("setting", "status", "why")
+        table = make_table(columns, left=columns)
+        for entry in gaps(task, backend):
+            table.add_row(entry.field, entry.status, entry.reason)
+        console.print(table)
