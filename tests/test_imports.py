@@ -7,8 +7,6 @@ import sys
 
 import pytest
 
-from loopscope.cli import _available
-
 # torch is made unimportable, so that an import inside a function is caught as well.
 _WITHOUT_TORCH = """
 import sys
@@ -48,7 +46,7 @@ def test_needs_no_torch(code: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("verb", sorted(set(_available()) - {"toy", "metrics"}))
+@pytest.mark.parametrize("verb", ["train", "summary", "verify", "seal", "compact", "schemas"])
 def test_help_of_a_verb_needs_no_torch(verb: str) -> None:
     done = _run(f"from loopscope.cli import main; main(['{verb}', '--help'])")
     assert done.returncode == 0, done.stderr
