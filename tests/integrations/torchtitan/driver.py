@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import os
 import pickle
 import sys
 import traceback
@@ -45,7 +46,8 @@ def build_config(scenario: dict[str, Any]) -> Any:
     config.training.mixed_precision_param = scenario.get("dtype", "float32")
     config.activation_checkpoint = RECOMPUTE[scenario.get("recompute", "none")]
     config.parallelism.spmd_backend = scenario.get("backend", "spmd_types")
-    config.compile.enable = scenario.get("compile", False)
+    config.compile.enable = "compile" in scenario
+    config.compile.backend = scenario.get("compile", "inductor")
     config.compile.components = ["model"]
     config.checkpoint.enable = "checkpoint_every" in scenario
     config.checkpoint.interval = scenario.get("checkpoint_every", 1)
@@ -81,6 +83,21 @@ def digest(value: Any) -> str:
     return found.hexdigest()
 
 
+def keep_choices(trainer: Any, choices: dict[int, list[Any]]) -> None:
+    """Note every token's selection gap and its experts, beside what the collector does with them."""
+    reduce = trainer._reduce
+
+    def noting(window: Any) -> None:
+        for pos, point in window.items():
+            ranked = point.router_logits.flatten(0, 1).sort(-1, descending=True).values
+            gaps = ranked[:, point.top_k - 1] - ranked[:, point.top_k]
+            experts = point.topk_idx.flatten(0, 1).sort(-1).values
+            choices.setdefault(pos, []).extend(zip(gaps.tolist(), experts.tolist(), strict=True))
+        reduce(window)
+
+    trainer._reduce = noting
+
+
 def run(scenario: dict[str, Any]) -> dict[str, Any]:
     """Train one scenario; returns what it ended with."""
     import random
@@ -101,8 +118,11 @@ def run(scenario: dict[str, Any]) -> dict[str, Any]:
     trainer.fwd_bwd_fn = noting
     if (probe_steps := scenario.get("probe_steps")) is not None:
         trainer.session.is_probe_step = lambda step, last_step=None: step in probe_steps
+    choices: dict[int, list[Any]] = {}
+    if scenario.get("keep_trace"):
+        keep_choices(trainer, choices)
     if (kill_after := scenario.get("kill_after")) is not None:
-        trainer.should_continue_training = lambda: trainer.step < kill_after
+        trainer.should_continue_training = lambda: trainer.step < kill_after or os.kill(os.getpid(), 9)
     try:
         trainer.train()
         return {
@@ -112,6 +132,7 @@ def run(scenario: dict[str, Any]) -> dict[str, Any]:
             "optimizer": digest(trainer.optimizers.state_dict()),
             "dataloader": digest(trainer.dataloader.state_dict()),
             "rng": digest([torch.get_rng_state(), random.getstate(), pickle.dumps(np.random.get_state())]),
+            "choices": choices,
             "graphs": sum(torch._dynamo.utils.counters["stats"].values()),
             "graph_breaks": sum(torch._dynamo.utils.counters["graph_break"].values()),
         }

@@ -21,6 +21,8 @@ class LoopscopeOptions:
     """Trace every N steps; also steps 1-10, powers of two up to 512 and the last step. 0 turns tracing off."""
     probe_every: int = 500
     """Probe every M steps; also step 0 and the last step. 0 turns probing off."""
+    per_rank: bool = False
+    """Write rank-local rows beside the global ones."""
     on_error: Literal["record", "raise"] = "record"
     """"record": errors of loopscope are counted and training goes on; "raise": they stop it."""
     resume: bool = False
@@ -50,6 +52,7 @@ class LoopscopeOptions:
             run_name=self.run_name,
             trace_every=self.trace_every,
             probe_every=self.probe_every,
+            per_rank=self.per_rank,
             on_error=self.on_error,
             resume=self.resume,
         )

@@ -21,7 +21,7 @@ from loopscope.integrations.torchtitan.options import LoopscopeOptions
 from loopscope.integrations.torchtitan.probing import TrainerProbe
 from loopscope.integrations.torchtitan.ranks import decide
 from loopscope.session import Loopscope
-from loopscope.trace import ACTIVE_TRACE_SINK
+from loopscope.trace import ACTIVE_TRACE_SINK, TraceSink
 
 _RUN_ID, _ATTEMPT = "loopscope_run_id", "loopscope_attempt"
 
@@ -126,12 +126,12 @@ class LoopscopeTrainer(Trainer):
             window = ACTIVE_TRACE_SINK.disarm() if self._tracing else None
         if window is not None:
             try:
-                self._reduce(window, tuple(inputs.shape[:2]))
+                self._reduce(window)
             finally:
                 window.clear()
         return output, lb_loss, z_loss
 
-    def _reduce(self, window: Any, shape: tuple[int, ...]) -> None:
+    def _reduce(self, window: TraceSink) -> None:
         assert self.session.collector is not None
         self._headline.update(
             self.session.collector.on_trace_step(
