@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+import weakref
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 from loopscope.analysis.relations import Views
 from loopscope.errors import StoreError
-from loopscope.store import Attempt, LiveRange, Manifest, Problem, RunReader
+from loopscope.store import Attempt, LiveRange, Manifest, Problem, Remote, RunReader
 
 if TYPE_CHECKING:
     import duckdb
@@ -120,10 +123,26 @@ class Run:
         return Run(self.path)
 
 
-def open_run(path: str | Path) -> Run:
+def open_run(path: str | Path, *, filesystem: object = None) -> Run:
     """Open a run directory for reading: while it is written, after a crash, after rollbacks.
+
+    Args:
+        path: the run directory; or a URI such as ``s3://bucket/runs/one``, whose files are copied to a temporary
+            folder first, which goes away with the returned object.
+        filesystem: a pyarrow or fsspec filesystem that `path` is a path on.
 
     Raises:
         NotARunError: the folder holds no run.
+        ConfigError: there is no filesystem for the URI.
     """
-    return Run(path)
+    if filesystem is None and "://" not in str(path):
+        return Run(path)
+    folder = Path(mkdtemp(prefix="loopscope-"))
+    try:
+        Remote.of(str(path), filesystem).fetch(folder)
+        run = Run(folder)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    weakref.finalize(run, shutil.rmtree, folder, ignore_errors=True)
+    return run

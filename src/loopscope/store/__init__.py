@@ -5,6 +5,7 @@ from loopscope.store.files import Problem
 from loopscope.store.manifest import Attempt, Manifest, read_manifest
 from loopscope.store.options import StoreOptions
 from loopscope.store.reader import RunReader, read_table
+from loopscope.store.remote import Remote
 from loopscope.store.run_store import RunStore
 from loopscope.store.schema import Column, TableSchema
 from loopscope.store.tables import TABLES
@@ -17,6 +18,7 @@ __all__ = [
     "LiveRange",
     "Manifest",
     "Problem",
+    "Remote",
     "RowWriter",
     "RunReader",
     "RunStore",

@@ -29,6 +29,8 @@ class Keeper:
         self._mutex = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self.on_sealed: Chore = _nothing
+        """Called after something was sealed."""
         self.seal_failures = 0
         """Sealings that failed and are tried again."""
         self.last_error: str | None = None
@@ -121,3 +123,7 @@ class Keeper:
         with self._mutex:
             self._waiting += left
         self._sealing = []
+        self.on_sealed()
+
+
+def _nothing() -> None: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -24,10 +25,13 @@ from loopscope.store.locks import Lock, take_lock
 from loopscope.store.manifest import Attempt, Manifest, read_manifest, write_manifest
 from loopscope.store.names import ATTEMPTS_DIR, JOURNAL_DIR, MANIFEST, TABLES_DIR, check_writer
 from loopscope.store.options import StoreOptions
+from loopscope.store.remote import Remote, Uploader
 from loopscope.store.schema import TableSchema
 from loopscope.store.sealer import seal_all
 from loopscope.store.tables import TABLES
 from loopscope.store.writer import RowWriter
+
+_log = logging.getLogger("loopscope.store")
 
 
 class RunStore:
@@ -51,6 +55,7 @@ class RunStore:
         self._tables = tables
         self._owner: Lock | None = None
         self._writers: list[RowWriter] = []
+        self._uploader: Uploader | None = None
         self._keeper = Keeper(root, options)
         self._pid = os.getpid()
 
@@ -68,6 +73,23 @@ class RunStore:
     def last_error(self) -> str | None:
         """Why the last background chore failed; text."""
         return self._keeper.last_error
+
+    @property
+    def upload_failures(self) -> int:
+        """Uploads that failed and were tried again."""
+        return self._uploader.failures if self._uploader is not None else 0
+
+    def mirror_to(self, remote: Remote) -> None:
+        """Keep a copy of everything sealed on another filesystem, in the background.
+
+        The journal stays here. An upload that fails is counted, noted as a health row and tried again; closing
+        the store tries once more.
+        """
+        self._uploader = Uploader(
+            self.path, remote, retry_s=self.options.retry_s, on_failure=self._note_failed_upload
+        )
+        self._keeper.on_sealed = self._uploader.wake
+        self._uploader.wake()
 
     @classmethod
     def create(
@@ -286,6 +308,11 @@ class RunStore:
         for writer in list(self._writers):
             writer.close(seal=seal)
         self._keeper.stop()
+        if self._uploader is not None and not self._uploader.close():
+            _log.warning(
+                "loopscope: not everything is uploaded (%s); run it again with `RunStore.open(path).mirror_to(...)`",
+                self._uploader.last_error,
+            )
         if self._owner is not None:
             self._owner.release()
             self._owner = None
@@ -322,6 +349,11 @@ class RunStore:
         failures = seal_all(self.path, names, disk=self._disk, tables=self._tables)
         if failures:
             raise StoreError("; ".join(failures))
+
+    def _note_failed_upload(self, reason: str, count: int) -> None:
+        for writer in self._writers[:1]:
+            row = {"step": writer.last_step, "event": "upload_failed", "severity": "warn", "count": count}
+            writer.append("health", {**row, "detail": reason})
 
     def _forget(self, writer: RowWriter) -> None:
         self._keeper.remove(writer.tick)

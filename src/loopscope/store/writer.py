@@ -91,6 +91,11 @@ class RowWriter:
         return self._header.writer
 
     @property
+    def last_step(self) -> int:
+        """Step of the last row that was written; 0 before the first."""
+        return self._last_step
+
+    @property
     def run_id(self) -> str:
         """The run."""
         return self._header.run_id

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import fs
+from store_runs import loss
+
+from loopscope.analysis import open_run
+from loopscope.errors import ConfigError, NotARunError
+from loopscope.store import Remote, RunStore, StoreOptions
+
+OPTIONS = StoreOptions(tick_s=0.01, seal_in="thread", rotate_bytes=3000, retry_s=0.05)
+
+
+def train(root: Path, remote: Remote, steps: int = 60) -> RunStore:
+    store = RunStore.create(root, options=OPTIONS)
+    store.mirror_to(remote)
+    writer = store.writer(attempt=store.claim_attempt(first_step=1))
+    for step in range(1, steps + 1):
+        writer.append("loss", loss(step))
+        time.sleep(0.002)
+    store.close()
+    return store
+
+
+def names(filesystem: fs.FileSystem, base: str) -> list[str]:
+    found = filesystem.get_file_info(fs.FileSelector(base, recursive=True, allow_not_found=True))
+    return [i.path for i in found if i.type == fs.FileType.File]
+
+
+def test_a_local_filesystem(tmp_path: Path) -> None:
+    remote = Remote.of((tmp_path / "remote run é").as_uri())
+    train(tmp_path / "run", remote)
+    run = open_run((tmp_path / "remote run é").as_uri())
+    assert run.arrow("loss")["step"].to_pylist() == list(range(1, 61))
+    assert run.problems == []
+    assert not [n for n in names(remote.filesystem, remote.base) if n.endswith((".tmp", ".wal"))]
+
+
+def test_an_fsspec_filesystem_in_memory(tmp_path: Path) -> None:
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    store = train(tmp_path / "run", Remote.of("/bucket/one", memory))
+    run = open_run("/bucket/one", filesystem=memory)
+    assert run.arrow("loss").num_rows == 60
+    assert run.run_id == store.run_id
+    assert run.problems == []
+
+
+def test_what_is_no_run_or_no_filesystem_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotARunError):
+        open_run(tmp_path.as_uri())
+    with pytest.raises(ConfigError, match="nosuch://"):
+        open_run("nosuch://bucket/run")
+
+
+class Failing(fs.FileSystemHandler):  # type: ignore[misc]
+    """Passes everything on, and fails the first writes, or takes half of one."""
+
+    def __init__(self, inner: fs.FileSystem, failures: int) -> None:
+        self.inner, self.failures = inner, failures
+
+    def open_output_stream(self, path: str, metadata: Any) -> Any:
+        if self.failures > 0:
+            self.failures -= 1
+            if self.failures % 2:
+                raise OSError("the network is gone")
+            with self.inner.open_output_stream(path) as stream:
+                stream.write(b"half")
+            raise OSError("the network went in the middle")
+        return self.inner.open_output_stream(path, metadata=metadata)
+
+    def get_type_name(self) -> str:
+        return "failing"
+
+    def normalize_path(self, path: str) -> str:
+        return path
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+for _name in (
+    "get_file_info", "get_file_info_selector", "create_dir", "delete_dir", "delete_dir_contents",
+    "delete_root_dir_contents", "delete_file", "move", "copy_file", "open_input_stream", "open_input_file",
+    "open_append_stream",
+):  # fmt: skip
+
+    def _forward(self: Failing, *args: Any, _name: str = _name) -> Any:
+        if _name == "get_file_info":
+            return self.inner.get_file_info(list(args[0]))
+        if _name == "get_file_info_selector":
+            return self.inner.get_file_info(args[0])
+        if _name == "create_dir":
+            return self.inner.create_dir(args[0], recursive=args[1])
+        return getattr(self.inner, _name)(*args)
+
+    setattr(Failing, _name, _forward)
+Failing.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_failed_upload_is_tried_again_counted_and_never_half_visible(tmp_path: Path) -> None:
+    base = str(tmp_path / "remote")
+    remote = Remote(fs.PyFileSystem(Failing(fs.LocalFileSystem(), failures=5)), base)
+    store = train(tmp_path / "run", remote)
+    assert store.upload_failures == 5
+    run = open_run(Path(base))
+    assert run.arrow("loss").num_rows == 60
+    assert run.problems == []
+    events = open_run(tmp_path / "run").arrow("health").to_pylist()
+    assert sum(e["count"] for e in events if e["event"] == "upload_failed") >= 1
+
+
+def test_a_reader_of_the_copy_sees_a_whole_run_at_every_moment(tmp_path: Path) -> None:
+    base = tmp_path / "remote"
+    seen: list[int] = []
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            try:
+                run = open_run(base)
+            except NotARunError:
+                continue
+            steps = run.arrow("loss")["step"].to_pylist()
+            assert steps == list(range(1, len(steps) + 1))
+            assert run.problems == []
+            seen.append(len(steps))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    train(tmp_path / "run", Remote.of(base.as_uri()), steps=100)
+    time.sleep(0.1)
+    stop.set()
+    thread.join()
+    assert seen[-1] == 100
+
+
+def test_s3(tmp_path: Path) -> None:
+    server_module = pytest.importorskip("moto.server", reason="moto is not installed (extra 'engines')")
+    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        s3 = fs.S3FileSystem(
+            access_key="test", secret_key="test", region="us-east-1", scheme="http",
+            endpoint_override=f"{host}:{port}", allow_bucket_creation=True,
+        )  # fmt: skip
+        s3.create_dir("bucket")
+        train(tmp_path / "run", Remote.of("bucket/runs/one", s3))
+        run = open_run("bucket/runs/one", filesystem=s3)
+        assert run.arrow("loss")["step"].to_pylist() == list(range(1, 61))
+        assert run.problems == []
+        assert not [n for n in names(s3, "bucket") if n.endswith((".tmp", ".wal"))]
+        s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed (extra 'engines')")
+        through_fsspec = s3fs.S3FileSystem(key="test", secret="test", endpoint_url=f"http://{host}:{port}")
+        assert open_run("bucket/runs/one", filesystem=through_fsspec).arrow("loss").num_rows == 60
+    finally:
+        server.stop()
