@@ -69,15 +69,25 @@ def scan_files(root: Path) -> RunFiles:
     """List a run directory. Journals are read first, so that one being sealed meanwhile is not missed."""
     files = RunFiles(root)
     _scan_journals(files)
-    tables = root / TABLES_DIR
+    _scan_tables(files)
+    return files
+
+
+def scan_parts(root: Path) -> RunFiles:
+    """The sealed parts alone; no file is opened."""
+    files = RunFiles(root)
+    _scan_tables(files)
+    return files
+
+
+def _scan_tables(files: RunFiles) -> None:
+    tables = files.root / TABLES_DIR
     for name in _names(tables):
         folder = tables / name
-        if folder.is_symlink() or not folder.is_dir():
-            if folder.is_symlink():
-                files.problems.append(_link(root, folder))
-            continue
-        _scan_table(files, name, folder)
-    return files
+        if folder.is_symlink():
+            files.problems.append(_link(files.root, folder))
+        elif folder.is_dir():
+            _scan_table(files, name, folder)
 
 
 def _scan_journals(files: RunFiles) -> None:

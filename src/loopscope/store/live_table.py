@@ -9,7 +9,7 @@ from pathlib import Path
 from loopscope.errors import StoreError
 from loopscope.store.attempts import attempt_rows, live_ranges, merge_attempts, read_attempts
 from loopscope.store.disk import LOCAL_DISK, Disk
-from loopscope.store.files import scan_files, segments_by_attempt
+from loopscope.store.files import scan_parts, segments_by_attempt
 from loopscope.store.manifest import read_manifest
 from loopscope.store.names import ATTEMPT_PART, JOURNAL_DIR, table_dir
 from loopscope.store.parts import PartMeta, rows_to_arrow, write_parquet
@@ -22,7 +22,7 @@ def refresh_attempt_table(root: Path, *, disk: Disk = LOCAL_DISK) -> None:
     attempts = merge_attempts(read_attempts(root)[0], manifest.attempts)
     if not attempts:
         raise StoreError(f"{root} has no attempt yet")
-    sealed = segments_by_attempt(scan_files(root).parts)
+    sealed = segments_by_attempt(scan_parts(root).parts)
     progress = {name for name, schema in TABLES.items() if schema.progress}
     # Sealed rows only: an engine that reads Parquet sees no journal, and must not lose what a row there replaces.
     ranges = live_ranges(attempts, {n for n, tables in sealed.items() if tables & progress})

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from loopscope import __version__
-from loopscope.errors import ConfigError, NotARunError, RunExistsError, StoreError
+from loopscope.errors import ConfigError, StoreError
 from loopscope.store.attempts import create_attempt, merge_attempts, read_attempts
 from loopscope.store.disk import LOCAL_DISK, Disk
 from loopscope.store.ids import this_process, uuid7
@@ -23,7 +23,8 @@ from loopscope.store.keeper import Keeper
 from loopscope.store.live_table import refresh_attempt_table
 from loopscope.store.locks import Lock, take_lock
 from loopscope.store.manifest import Attempt, Manifest, read_manifest, write_manifest
-from loopscope.store.names import ATTEMPTS_DIR, JOURNAL_DIR, MANIFEST, TABLES_DIR, check_writer
+from loopscope.store.names import ATTEMPTS_DIR, JOURNAL_DIR, TABLES_DIR, check_writer
+from loopscope.store.opening import refuse_existing, unwritable
 from loopscope.store.options import StoreOptions
 from loopscope.store.remote import Remote, Uploader
 from loopscope.store.schema import TableSchema
@@ -121,7 +122,7 @@ class RunStore:
         root = Path(path)
         if resume:
             return cls.open(root, options=options, disk=disk, tables=tables)
-        _refuse_existing(root)
+        refuse_existing(root)
         options = options or StoreOptions()
         manifest = Manifest(
             run_id=run_id or uuid7(),
@@ -144,12 +145,12 @@ class RunStore:
                 disk.mkdir(root / folder)
             lock = take_lock(disk, root / JOURNAL_DIR, "owner", manifest.run_id, grace_s=options.grace_s)
             # Whoever holds the lock decides; another process may have made the run while we waited.
-            _refuse_existing(root)
+            refuse_existing(root)
             write_manifest(disk, root, manifest)
         except OSError as error:
             if isinstance(error, StoreError):
                 raise
-            raise _unwritable(root, error) from None
+            raise unwritable(root, error) from None
         store = cls(root, manifest, options, disk, tables)
         store._own(lock)
         return store
@@ -181,7 +182,7 @@ class RunStore:
             for folder in (JOURNAL_DIR, ATTEMPTS_DIR, TABLES_DIR):
                 disk.mkdir(root / folder)
         except OSError as error:
-            raise _unwritable(root, error) from None
+            raise unwritable(root, error) from None
         return cls(root, manifest, options or StoreOptions(), disk, tables)
 
     def update_manifest(self, **changes: Any) -> None:
@@ -241,7 +242,7 @@ class RunStore:
         except OSError as error:
             if isinstance(error, StoreError):
                 raise
-            raise _unwritable(self.path, error) from None
+            raise unwritable(self.path, error) from None
         self._announce_orphans(attempt.attempt)
         return attempt
 
@@ -285,7 +286,7 @@ class RunStore:
         except OSError as error:
             if isinstance(error, StoreError):
                 raise
-            raise _unwritable(self.path, error) from None
+            raise unwritable(self.path, error) from None
         rows = RowWriter(
             root=self.path,
             header=header,
@@ -368,35 +369,3 @@ class RunStore:
             held = any(folder.glob(f"{attempt}-{rest.partition('-')[0]}.*.lock"))
             if attempt.isdigit() and int(attempt) < newest and not held:
                 self._keeper.announce(path.name)
-
-
-def _refuse_existing(root: Path) -> None:
-    if root.exists() and not root.is_dir():
-        raise ConfigError(f"{root} is a file, expected a folder that does not exist or is empty")
-    try:
-        manifest = read_manifest(root)
-    except NotARunError:
-        if any((root / TABLES_DIR).glob("*/*.parquet")) or any((root / JOURNAL_DIR).glob("*.wal")):
-            raise RunExistsError(
-                f"{root} holds rows of a run whose {MANIFEST} is missing. Choose another folder."
-            ) from None
-        return
-    except StoreError as error:
-        raise RunExistsError(
-            f"{root} holds a run that cannot be read ({error}). Choose another folder."
-        ) from None
-    except OSError as error:
-        raise _unwritable(root, error) from None
-    process = manifest.process
-    raise RunExistsError(
-        f"{root} already holds run {manifest.run_id} ({manifest.run_name}), created by host "
-        f"{process.host if process else 'unknown'}, pid {process.pid if process else 'unknown'}, started "
-        f"{manifest.created.isoformat(timespec='seconds')}. Choose another folder, or resume that run."
-    )
-
-
-def _unwritable(root: Path, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"{root} cannot be written: {error.strerror or error}. Give a folder on a disk with space, which this user "
-        "may write."
-    )
