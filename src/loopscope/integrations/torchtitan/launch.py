@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
-from loopscope.errors import LoopscopeError
+from loopscope.errors import ConfigError, LoopscopeError
 from loopscope.models import cpu_compat
 
 MODULE = "loopscope.integrations.torchtitan.configs"
@@ -20,13 +21,12 @@ def main(args: list[str] | None = None) -> int:
     """Parse, build the trainer, train, close. Returns the exit status."""
     cpu_compat.enable()
     import torch.distributed as dist
-    from torchtitan.config import ConfigManager
     from torchtitan.tools.logging import init_logger
 
     init_logger()
     trainer = None
     try:
-        config = ConfigManager().parse_args(args)
+        config = _parse(args)
         if config.dataloader.dataset_path:
             from loopscope.integrations.torchtitan.text import DATASET_NAME, register_dataset
 
@@ -35,8 +35,7 @@ def main(args: list[str] | None = None) -> int:
         trainer = config.build()
         trainer.train()
     except LoopscopeError as error:
-        if os.environ.get("RANK", "0") == "0":
-            print(f"loopscope: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        _report(error)
         return 2
     finally:
         if trainer is not None:
@@ -44,6 +43,24 @@ def main(args: list[str] | None = None) -> int:
         if dist.is_initialized():
             dist.destroy_process_group()
     return 0
+
+
+def _parse(args: list[str] | None) -> Any:
+    from torchtitan.config import ConfigManager
+
+    try:
+        return ConfigManager().parse_args(args)
+    except (ValueError, ImportError) as error:
+        # An unknown --module or --config, or a value that torchtitan's own checks refuse.
+        raise ConfigError(str(error)) from error
+
+
+def _report(error: LoopscopeError) -> None:
+    rank = os.environ.get("RANK", "0")
+    if rank != "0" and str(error).startswith("rank 0: "):
+        return  # rank 0 says it itself
+    where = "" if rank == "0" else f" on rank {rank}"
+    print(f"loopscope{where}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
