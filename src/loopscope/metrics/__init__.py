@@ -7,7 +7,7 @@ Device phase: `reduce_visit` and `reduce_pair` give two float64 vectors, laid ou
 
 from loopscope.metrics.faults import Fault
 from loopscope.metrics.finish import FinishedPair, FinishedVisit, finish_pair, finish_visit, raise_fatal
-from loopscope.metrics.kernels import WarmUp, forget_kernels, warm_up
+from loopscope.metrics.kernels import WarmUp, forget_kernels, warm_up, warm_up_like
 from loopscope.metrics.layout import PAIR_KINDS, Layout, pair_layout, visit_layout
 from loopscope.metrics.loss import CLOSURE_TOLERANCE, FinishedLoss, finish_loss
 from loopscope.metrics.metric import Metric
@@ -47,4 +47,5 @@ __all__ = [
     "seal_rank",
     "visit_layout",
     "warm_up",
+    "warm_up_like",
 ]
