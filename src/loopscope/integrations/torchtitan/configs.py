@@ -18,7 +18,7 @@ from loopscope.models.loopmoe import FLAVORS, model_registry
 
 def debug() -> LoopscopeTrainer.Config:
     """The `debug` flavour: trains on two CPU cores."""
-    return _config("debug", local_batch_size=4, seq_len=128, lr=2e-3)
+    return _config("debug", local_batch_size=4, seq_len=128, lr=1e-3)
 
 
 def wide() -> LoopscopeTrainer.Config:
@@ -31,7 +31,7 @@ def _config(flavor: str, *, local_batch_size: int, seq_len: int, lr: float) -> L
         model_spec=model_registry(flavor),
         loss=CrossEntropyLoss.Config(global_vocab_size=FLAVORS[flavor].vocab_size),
         optimizer=default_adamw(lr=lr),
-        lr_scheduler=LRSchedulersContainer.Config(warmup_steps=10),
+        lr_scheduler=LRSchedulersContainer.Config(warmup_steps=20),
         training=TrainingConfig(
             local_batch_size=local_batch_size,
             seq_len=seq_len,

@@ -99,6 +99,8 @@ FLAVORS: dict[str, LoopMoEShape] = {
         loop_top_k=2,
         edge_num_experts=8,
         edge_top_k=2,
+        # So few tokens a step would collapse the routers under the usual 0.01 before the loss takes hold.
+        lb_loss_factor=0.1,
     ),
     # The shape at which the cost of tracing is measured.
     "wide": LoopMoEShape(
