@@ -60,7 +60,7 @@ def _read_ms(name: str, folder: Path, steps: int) -> float:
 
 def compare(names: list[str], steps: int, repeats: int, base: Path) -> dict[str, dict[str, float]]:
     """Every writer, `repeats` times, in turn."""
-    times: dict[str, list[float]] = {n: [] for n in names}
+    times: dict[str, list[list[float]]] = {n: [] for n in names}
     figures: dict[str, dict[str, float]] = {}
     for repeat in range(repeats):
         for name in names:
@@ -68,7 +68,7 @@ def compare(names: list[str], steps: int, repeats: int, base: Path) -> dict[str,
             answer = _child(name, folder, steps, repeat, kill=False)
             if answer is None:
                 continue
-            times[name] += answer["times_us"]
+            times[name].append(answer["times_us"])
             if repeat == repeats - 1:
                 figures[name] = {
                     "megabytes": _bytes(folder) / 1e6,
@@ -86,7 +86,8 @@ def compare(names: list[str], steps: int, repeats: int, base: Path) -> dict[str,
         shutil.rmtree(folder, ignore_errors=True)
         values = np.array(times[name])
         figures[name] |= {
-            "min_us": float(values.min()), "median_us": float(np.median(values)), "mean_us": float(values.mean()),
+            "step_us_min": float(values.mean(axis=1).min()), "step_us_median": float(np.median(values.mean(axis=1))),
+            "median_us": float(np.median(values)),
             "p999_us": float(np.quantile(values, 0.999)), "max_us": float(values.max()),
         }  # fmt: skip
     return figures
@@ -111,18 +112,18 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=arguments.folder, prefix="loopscope-bench-") as folder:
         figures = compare(names, arguments.steps, arguments.repeats, Path(folder))
         columns = [
-            "min_us",
+            "step_us_min",
             "median_us",
-            "mean_us",
+            "step_us_median",
             "p999_us",
             "max_us",
             "megabytes",
             "history_ms",
             "steps_lost",
         ]
-        print(f"{'writer':<24}" + "".join(f"{c:>12}" for c in columns))
+        print(f"{'writer':<24}" + "".join(f"{c:>15}" for c in columns))
         for name, row in figures.items():
-            print(f"{name:<24}" + "".join(f"{row.get(c, float('nan')):>12.1f}" for c in columns))
+            print(f"{name:<24}" + "".join(f"{row.get(c, float('nan')):>15.1f}" for c in columns))
         results["writers"] = figures
         if "loopscope" in figures:
             ours = figures["loopscope"]
@@ -130,7 +131,7 @@ def main() -> int:
                 if other in figures:
                     theirs = figures[other]
                     ratio = {
-                        "write_ratio": theirs["median_us"] / ours["median_us"],
+                        "write_ratio": theirs["step_us_min"] / ours["step_us_min"],
                         "bytes_ratio": theirs["megabytes"] / ours["megabytes"],
                         "history_ratio": theirs["history_ms"] / ours["history_ms"],
                     }

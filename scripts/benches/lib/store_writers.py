@@ -69,8 +69,12 @@ class Writer:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def step(self, step: int, scalars: list[float], visits: list[list[float]]) -> None:
-        """One step: 40 scalars, and on traced steps 30 for each of 34 visits."""
+    def prepare(self, step: int, scalars: list[float], visits: list[list[float]]) -> Any:
+        """One step in the form that the writer takes; not timed. 40 scalars, traced: 30 for each of 34 visits."""
+        raise NotImplementedError
+
+    def write(self, step: int, prepared: Any) -> None:
+        """Write it; timed."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -80,6 +84,13 @@ class Writer:
     def history(cls, folder: Path) -> list[tuple[int, float]]:
         """(step, value) of the first scalar, as a reader finds it."""
         raise NotImplementedError
+
+
+def _flat(scalars: list[float], visits: list[list[float]]) -> dict[str, float]:
+    row = {f"s{i}": v for i, v in enumerate(scalars)}
+    for position, values in enumerate(visits):
+        row.update({f"router/{position}/{n}": v for n, v in zip(_VISIT, values, strict=True)})
+    return row
 
 
 class Ours(Writer):
@@ -94,13 +105,18 @@ class Ours(Writer):
         self.store = RunStore.create(folder / "run", options=StoreOptions(**self.options))
         self.writer = self.store.writer(attempt=self.store.claim_attempt(first_step=1))
 
-    def step(self, step: int, scalars: list[float], visits: list[list[float]]) -> None:
+    def prepare(self, step: int, scalars: list[float], visits: list[list[float]]) -> Any:
         common = {"step": step, "aggregation_scope": "global", "world_size": 1}
-        self.writer.append("loss", {**common, **dict(zip(_LOSS, scalars, strict=False))})
+        loss = {**common, **dict(zip(_LOSS, scalars, strict=False))}
         # The rest of the step's scalars: one summary row of 28.
         rows = [{**common, "unrolled_pos": 999, **dict(zip(_VISIT, scalars[12:], strict=False))}]
         for position, values in enumerate(visits):
             rows.append({**common, "unrolled_pos": position, **dict(zip(_VISIT, values, strict=True))})
+        return loss, rows
+
+    def write(self, step: int, prepared: Any) -> None:
+        loss, rows = prepared
+        self.writer.append("loss", loss)
         self.writer.append_many("router", rows)
 
     def close(self) -> None:
@@ -133,10 +149,14 @@ class JsonLines(Writer):
         super().__init__(folder)
         self.file = (folder / "log.jsonl").open("w", encoding="utf-8")
 
-    def step(self, step: int, scalars: list[float], visits: list[list[float]]) -> None:
-        self.file.write(json.dumps({"step": step, **{f"s{i}": v for i, v in enumerate(scalars)}}) + "\n")
+    def prepare(self, step: int, scalars: list[float], visits: list[list[float]]) -> Any:
+        rows = [{"step": step, **{f"s{i}": v for i, v in enumerate(scalars)}}]
         for position, values in enumerate(visits):
-            row = {"step": step, "position": position, **dict(zip(_VISIT, values, strict=True))}
+            rows.append({"step": step, "position": position, **dict(zip(_VISIT, values, strict=True))})
+        return rows
+
+    def write(self, step: int, prepared: Any) -> None:
+        for row in prepared:
             self.file.write(json.dumps(row) + "\n")
         self.file.flush()
 
@@ -173,10 +193,13 @@ class Sqlite(Writer):
         self.scalar = f"insert into scalars values ({','.join('?' * (SCALARS + 1))})"
         self.visit = f"insert into visits values ({','.join('?' * (VISIT_SCALARS + 2))})"
 
-    def step(self, step: int, scalars: list[float], visits: list[list[float]]) -> None:
+    def prepare(self, step: int, scalars: list[float], visits: list[list[float]]) -> Any:
+        return [step, *scalars], [[step, p, *v] for p, v in enumerate(visits)]
+
+    def write(self, step: int, prepared: Any) -> None:
         self.db.execute("begin")
-        self.db.execute(self.scalar, [step, *scalars])
-        self.db.executemany(self.visit, [[step, p, *v] for p, v in enumerate(visits)])
+        self.db.execute(self.scalar, prepared[0])
+        self.db.executemany(self.visit, prepared[1])
         self.db.execute("commit")
 
     def close(self) -> None:
@@ -213,9 +236,12 @@ class OneParquet(Writer):
             pq.ParquetWriter(folder / "visits.parquet", self.visit_schema, compression="zstd"),
         ]
 
-    def step(self, step: int, scalars: list[float], visits: list[list[float]]) -> None:
-        self.scalars.append([step, *scalars])
-        self.visits += [[step, p, *v] for p, v in enumerate(visits)]
+    def prepare(self, step: int, scalars: list[float], visits: list[list[float]]) -> Any:
+        return [step, *scalars], [[step, p, *v] for p, v in enumerate(visits)]
+
+    def write(self, step: int, prepared: Any) -> None:
+        self.scalars.append(prepared[0])
+        self.visits += prepared[1]
         if len(self.scalars) == 100:
             self._flush()
 
@@ -252,12 +278,12 @@ class TensorBoard(Writer):
 
         self.writer = SummaryWriter(str(folder / "tb"))
 
-    def step(self, step: int, scalars: list[float], visits: list[list[float]]) -> None:
-        for i, value in enumerate(scalars):
-            self.writer.add_scalar(f"s{i}", value, step)
-        for position, values in enumerate(visits):
-            for name, value in zip(_VISIT, values, strict=True):
-                self.writer.add_scalar(f"router/{position}/{name}", value, step)
+    def prepare(self, step: int, scalars: list[float], visits: list[list[float]]) -> Any:
+        return _flat(scalars, visits)
+
+    def write(self, step: int, prepared: Any) -> None:
+        for name, value in prepared.items():
+            self.writer.add_scalar(name, value, step)
 
     def close(self) -> None:
         self.writer.close()
@@ -286,11 +312,11 @@ class WandbOffline(Writer):
             settings=wandb.Settings(x_disable_stats=True, x_disable_meta=True, silent=True, console="off"),
         )  # fmt: skip
 
-    def step(self, step: int, scalars: list[float], visits: list[list[float]]) -> None:
-        row = {f"s{i}": v for i, v in enumerate(scalars)}
-        for position, values in enumerate(visits):
-            row.update({f"router/{position}/{n}": v for n, v in zip(_VISIT, values, strict=True)})
-        self.run.log(row, step=step)
+    def prepare(self, step: int, scalars: list[float], visits: list[list[float]]) -> Any:
+        return _flat(scalars, visits)
+
+    def write(self, step: int, prepared: Any) -> None:
+        self.run.log(prepared, step=step)
 
     def close(self) -> None:
         self.run.finish()
@@ -342,11 +368,11 @@ class Trackio(Writer):
         self.trackio = trackio
         trackio.init(project="bench", name="run", embed=False)
 
-    def step(self, step: int, scalars: list[float], visits: list[list[float]]) -> None:
-        row = {f"s{i}": v for i, v in enumerate(scalars)}
-        for position, values in enumerate(visits):
-            row.update({f"router/{position}/{n}": v for n, v in zip(_VISIT, values, strict=True)})
-        self.trackio.log(row, step=step)
+    def prepare(self, step: int, scalars: list[float], visits: list[list[float]]) -> Any:
+        return _flat(scalars, visits)
+
+    def write(self, step: int, prepared: Any) -> None:
+        self.trackio.log(prepared, step=step)
 
     def close(self) -> None:
         self.trackio.finish()
