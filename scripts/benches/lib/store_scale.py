@@ -18,8 +18,9 @@ from loopscope.store.parts import PartMeta, write_part
 
 EXPERTS = 16
 VISITS = 34
+RANKS = 64
 ROWS_PER_PART = 1_000_000
-_SCALARS = ("token_entropy_mean", "maxvio_count", "load_cv", "z_mean")
+_SCALARS = ("token_entropy_mean", "maxvio_count", "z_mean")
 
 _QUERY = """
 import sys, time
@@ -29,13 +30,13 @@ imported = time.perf_counter()
 run = open_run(sys.argv[1])
 opened = time.perf_counter()
 query = "select step, avg(token_entropy_mean), count(*) from router where unrolled_pos = 7 group by step order by step"
-first = run.sql(query).fetchall()
+first = run.sql(query).arrow().read_all()
 asked = time.perf_counter()
-again = run.sql(query).fetchall()
+again = run.sql(query).arrow().read_all()
 end = time.perf_counter()
-whole = run.sql("select step, avg(token_entropy_mean) from router group by step order by step").fetchall()
+whole = run.sql("select step, avg(token_entropy_mean) from router group by step order by step").arrow().read_all()
 last = time.perf_counter()
-assert first == again and len(whole) == len(first)
+assert first.num_rows == again.num_rows == whole.num_rows
 print(imported - begun, opened - imported, asked - opened, end - asked, last - end, len(first))
 """
 
@@ -64,7 +65,8 @@ def _rows(
     columns: dict[str, Any] = {
         "run_id": pa.array(np.repeat(run_id, 1)).take(pa.array(np.zeros(count, np.int32))),
         "attempt": np.full(count, attempt.attempt, np.int32),
-        "step": index // VISITS,
+        "step": index // (VISITS * RANKS),
+        "rank": (index // VISITS % RANKS).astype(np.int32),
         "unrolled_pos": (index % VISITS).astype(np.int32),
         "loop_step": (index % VISITS // 2).astype(np.int32),
         **{name: generator.normal(1, 0.1, count) for name in _SCALARS},
