@@ -56,6 +56,8 @@ class Train:
     """Activation checkpointing: none, or full recompute of every block in the backward."""
     seed: int = 0
     """Seed of the parameters and of everything random."""
+    per_rank: tyro.conf.FlagCreatePairsOff[bool] = False
+    """With several ranks: also write rank-local rows of every rank beside the global ones."""
     on_error: Literal["record", "raise"] = "record"
     """record: errors of loopscope are counted and training goes on; raise: they stop it."""
     torchtitan: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[-- FLAGS ...]")] = ()
@@ -160,6 +162,8 @@ def rank_arguments(train: Train, text: PreparedText | None) -> list[str]:
         arguments += [flag, value]
     if not sys.stdout.isatty():
         arguments.append("--metrics.disable-color-printing")
+    if train.per_rank:
+        arguments.append("--loopscope.per-rank")
     if train.resume:
         arguments.append("--loopscope.resume")
     arguments += train.torchtitan

@@ -29,6 +29,7 @@ from loopscope.integrations.torchtitan.text import DATASET_NAME, register_datase
 from loopscope.integrations.torchtitan.trainer import LoopscopeTrainer  # noqa: E402
 from loopscope.models.loopmoe import model_registry  # noqa: E402
 
+PLAIN_FIELDS = ("block", "unrolled_pos", "loop_step", "layer_idx", "num_experts", "top_k")
 RECOMPUTE = {"none": None, "full": FullAC.Config(), "selective": SelectiveAC.Config()}
 
 
@@ -83,6 +84,24 @@ def digest(value: Any) -> str:
     return found.hexdigest()
 
 
+def keep_windows(trainer: Any, windows: list[dict[str, Any]]) -> None:
+    """Copy every traced window whole, for a reduction in one process afterwards."""
+    reduce = trainer._reduce
+
+    def noting(window: Any) -> None:
+        copies = {
+            pos: {
+                **{name: getattr(point, name) for name in PLAIN_FIELDS},
+                **{name: tensor.clone() for name, tensor in point.tensors().items()},
+            }
+            for pos, point in window.items()
+        }
+        windows.append({"step": trainer.step, "points": copies})
+        reduce(window)
+
+    trainer._reduce = noting
+
+
 def keep_choices(trainer: Any, choices: dict[int, list[Any]]) -> None:
     """Note every token's selection gap and its experts, beside what the collector does with them."""
     reduce = trainer._reduce
@@ -119,12 +138,17 @@ def run(scenario: dict[str, Any]) -> dict[str, Any]:
     if (probe_steps := scenario.get("probe_steps")) is not None:
         trainer.session.is_probe_step = lambda step, last_step=None: step in probe_steps
     choices: dict[int, list[Any]] = {}
+    windows: list[dict[str, Any]] = []
+    if scenario.get("keep_windows"):
+        keep_windows(trainer, windows)
     if scenario.get("keep_trace"):
         keep_choices(trainer, choices)
     if (kill_after := scenario.get("kill_after")) is not None:
         trainer.should_continue_training = lambda: trainer.step < kill_after or os.kill(os.getpid(), 9)
     try:
         trainer.train()
+        if windows:
+            torch.save(windows, f"{scenario['result']}.{dist.get_rank()}.pt")
         return {
             "objectives": objectives,
             "parameters": digest(dict(trainer.model.named_parameters())),

@@ -1,6 +1,9 @@
 """Rows of real trainings on two ranks under FSDP2: complete, counted once, the same in every configuration."""
 
 import pytest
+import torch
+
+import loopscope
 
 pytestmark = pytest.mark.ranks
 
@@ -26,7 +29,7 @@ def finished(trainings):
             {"name": "bf16-selective", **BF16, "recompute": "selective"},
             {"name": "fp32", "steps": 4, "loopscope": LOUD},
             {"name": "fp32-partial", "steps": 4, "backend": "partial_dtensor", "loopscope": LOUD},
-            {"name": "compiled", **COMPILED_MICROBATCHES},
+            {"name": "compiled", **COMPILED_MICROBATCHES, "keep_windows": True},
             {
                 "name": "compiled-unwatched",
                 **COMPILED_MICROBATCHES,
@@ -124,3 +127,83 @@ def test_four_microbatches_make_one_row_per_visit(finished):
         "select distinct num_microbatches, num_tokens from router where rank is null"
     )
     assert rows.fetchall() == [(4, 4 * 2 * 2 * 32)]
+
+
+def joined_rows(finished, name, step):
+    """reduce_trace over the tensors of all ranks and microbatches of a step, as one batch in this process."""
+    windows = [
+        window["points"]
+        for rank in range(finished.ranks)
+        for window in torch.load(finished.root / f"{name}.json.{rank}.pt")
+        if window["step"] == step
+    ]
+    sink = {}
+    for pos, first in windows[0].items():
+        parts = {
+            key: torch.cat([window[pos][key] for window in windows])
+            if isinstance(value, torch.Tensor)
+            else value
+            for key, value in first.items()
+        }
+        sink[pos] = loopscope.TracePoint(**parts)
+    meta = loopscope.TraceMeta(num_stacks=3, num_layers_in_stack=2, num_experts=16, num_active=2)
+    return loopscope.reduce_trace(sink, meta)
+
+
+MERGED_OTHERWISE = {
+    # Means or maxima over microbatch × rank values: what one batch would not show, which is their point.
+    *("lb_loss_micro_mean", "maxvio_micro_mean", "maxvio_rank_max"),
+    # The rank's own, and the run's keys.
+    *("num_microbatches", "null_reasons"),
+}
+
+
+def check_against_one_process(finished, name, steps):
+    """Counts exactly; sums of float32 terms in another order to 1e-5; bf16 tensors are the same on both sides."""
+    run = finished.run(name)
+    keys = {
+        "router": ["unrolled_pos"],
+        "residual": ["unrolled_pos"],
+        "transition": ["kind", "from_pos", "to_pos"],
+    }
+    compared = 0
+    for step in steps:
+        for table, expected in joined_rows(finished, name, step).items():
+            rows = run.arrow(table).to_pylist()
+            found = {
+                tuple(r[k] for k in keys[table]): r for r in rows if r["step"] == step and r["rank"] is None
+            }
+            assert len(found) == len(expected) > 0
+            for row in expected:
+                other = found[tuple(row[k] for k in keys[table])]
+                for column, value in row.items():
+                    if column in MERGED_OTHERWISE:
+                        continue
+                    where = (step, table, column, row)
+                    if isinstance(value, float) or (isinstance(value, list) and isinstance(value[0], float)):
+                        assert other[column] == pytest.approx(value, rel=1e-5, abs=1e-6), where
+                    else:
+                        assert other[column] == value, where
+                    compared += 1
+    return compared
+
+
+def test_global_rows_equal_one_process_over_the_joined_batch(finished):
+    assert check_against_one_process(finished, "compiled", range(1, 7)) > 2000
+
+
+@pytest.mark.long
+def test_fifty_steps_compiled_by_inductor_equal_one_process_over_the_joined_batch(trainings):
+    scenario = {
+        **COMPILED_MICROBATCHES,
+        "steps": 50,
+        "compile": "inductor",
+        "keep_windows": True,
+        "name": "long",
+    }
+    finished = trainings([{**scenario, "loopscope": {**LOUD, "trace_every": 7}}], ranks=2)
+    steps = [
+        row[0] for row in finished.run("long").sql("select distinct step from router order by 1").fetchall()
+    ]
+    assert steps == [*range(1, 11), 14, 16, 21, 28, 32, 35, 42, 49, 50]
+    assert check_against_one_process(finished, "long", steps) > 5000
