@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -68,6 +69,17 @@ def has_compiled(model: nn.Module) -> bool:
         isinstance(module, kind) or getattr(module, "_compiled_call_impl", None) is not None
         for module in model.modules()
     )
+
+
+def runs_inside_compiled_code() -> bool:
+    """True where a compiled function is on the stack: the model was compiled after it was attached."""
+    frame: Any = sys.modules.get("torch._dynamo.eval_frame")
+    above: FrameType | None = None if frame is None else sys._getframe(1)
+    while above is not None:
+        if above.f_code.co_name == "compile_wrapper" and above.f_code.co_filename == frame.__file__:
+            return True
+        above = above.f_back
+    return False
 
 
 def _hook(window: Window, boundary: Boundary) -> Callable[..., None]:

@@ -24,7 +24,8 @@ def resolve_plan(
 
     Args:
         derived: what the adapter found.
-        overrides: module name or glob → `Capture` or a mapping of its fields. Entries are applied in order.
+        overrides: module name or glob → `Capture` or a mapping of its fields. Entries are applied in order, and blocks
+            that are inserted are promised to run in the order in which they are written.
         modules: every module of the model by name.
 
     Raises:
@@ -44,9 +45,7 @@ def resolve_plan(
             boundaries[key] = _inserted(key, written, modules[key], where)
         else:
             raise PlanError(f"{where}: the model has no module of this name.{suggestion(key, modules)}")
-    order = {name: index for index, name in enumerate(modules)}
-    ordered = dict(sorted(boundaries.items(), key=lambda item: order.get(item[0], len(order))))
-    plan = derived.replaced(ordered)
+    plan = derived.replaced(boundaries)
     check_plan(plan)
     return plan
 

@@ -13,7 +13,13 @@ from torch import nn
 from loopscope.capture.adapter import LossParts
 from loopscope.capture.capabilities import BackendSupport
 from loopscope.capture.errors import CoverageError
-from loopscope.capture.hooks import RootHook, has_compiled, listening, plain_modules
+from loopscope.capture.hooks import (
+    RootHook,
+    has_compiled,
+    listening,
+    plain_modules,
+    runs_inside_compiled_code,
+)
 from loopscope.capture.plan import resolve_plan
 from loopscope.capture.plan_support import PlanSupport
 from loopscope.capture.spec import CapturePlan
@@ -91,7 +97,17 @@ class TorchModelAdapter:
         return plain_modules(self.model)[name]
 
     def listening(self) -> AbstractContextManager[Window]:
-        """See `Adapter`."""
+        """See `Adapter`.
+
+        Raises:
+            UnsupportedError: the model was compiled as a whole after it was attached: some of its forwards would run
+                hooks and others not.
+        """
+        if runs_inside_compiled_code():
+            raise UnsupportedError(
+                "the model was compiled as a whole after it was attached. Compile first and attach to the result: "
+                "model = torch.compile(model); loopscope.attach(model, ...). Blocks may be compiled before or after."
+            )
         return listening(self.model, self.plan)
 
     def install(self, before: Callable[[], None], after: After) -> Callable[[], None]:
