@@ -212,3 +212,49 @@ def test_a_folder_that_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
         Summary(path=tmp_path).run()
     assert main(["summary", str(tmp_path / "none")]) == 2
     assert str(tmp_path / "none") in capsys.readouterr().err
+
+
+def overlap(
+    layer: int, first: int, second: int, value: float, step: int = 10
+) -> tuple[str, dict[str, object]]:
+    return "probe_overlap", {
+        "step": step,
+        "corpus_name": "core",
+        "corpus_hash": "a" * 64,
+        "layer_idx": layer,
+        "from_loop_step": first,
+        "to_loop_step": second,
+        "topk_overlap": value,
+        "overlap_chance": 0.125,
+    }
+
+
+def test_the_overlap_matrix_is_symmetric_and_of_the_last_probe(shown) -> None:
+    rows = [
+        overlap(0, 0, 1, 0.25, step=0),
+        overlap(0, 0, 1, 0.5),
+        overlap(0, 0, 2, 0.75),
+        overlap(0, 1, 2, 0.6),
+    ]
+    text = shown(rows)
+    assert "layer 0, probe at step 10" in text
+    assert "by chance 0.125" in text
+    matrix = text[text.index("Top-k overlap of loop steps") :].splitlines()[3:6]
+    assert [line.split() for line in matrix] == [
+        ["0", "1", "0.500", "0.750"],
+        ["1", "0.500", "1", "0.600"],
+        ["2", "0.750", "0.600", "1"],
+    ]
+    assert "0.250" not in text
+
+
+def test_a_wide_matrix_shows_its_first_and_last_step(shown) -> None:
+    rows = [overlap(0, a, b, 0.5) for a in range(30) for b in range(a + 1, 30)]
+    text = shown(rows)
+    assert "10 of 30 loop steps shown" in text
+    assert re.search(r"loop step\s+0 .* 29\s*$", text, re.M)
+
+
+def test_loss_by_repetition_in_context(shown) -> None:
+    text = shown([probe(step, "in_context_token", "2-3", 4.0 - step / 10) for step in (0, 10)])
+    assert _row(text, "target seen 2-3×")[2:] == ["4.000", "3.000", "-1.000"]

@@ -26,7 +26,7 @@ def _rows():
     return writer.tables
 
 
-@pytest.mark.parametrize("table", [*TRACED, "probe_router", "probe_loss", "health"])
+@pytest.mark.parametrize("table", [*TRACED, "probe_router", "probe_overlap", "probe_loss", "health"])
 def test_every_column_is_written_and_no_other(table):
     columns = {column.name for column in TABLES[table].columns}
     written = {name for row in _rows()[table] for name in row}

@@ -15,6 +15,7 @@ from loopscope.collect.faults import describe
 from loopscope.collect.global_layout import GlobalLayout
 from loopscope.collect.loss import LossExtras, check_step_order, loss_row
 from loopscope.collect.probe import reduce_probe
+from loopscope.collect.probe_stream import ProbeWindow
 from loopscope.collect.ranks import RankReducer
 from loopscope.collect.ring import DeviceLoss, LossRing
 from loopscope.collect.rows import counts_only, step_rows
@@ -36,8 +37,8 @@ class ParquetCollector:
     """A `LoopTraceCollector` that writes rows.
 
     Tables: `loss` (every step), `router`, `residual`, `transition` (traced steps), `probe_router`,
-    `probe_loss` (probe steps), `health` (when something happens, and at every traced step its coverage, trace
-    bytes and loopscope's own time).
+    `probe_overlap`, `probe_loss` (probe steps), `health` (when something happens, and at every traced step its
+    coverage, trace bytes and loopscope's own time).
 
     Every callback is synchronous and keeps no tensor that was handed to it. Under ``on_error="record"`` no
     exception leaves a callback: it is counted in `errors`, written to `health` as text and dropped. Under
@@ -181,6 +182,10 @@ class ParquetCollector:
         return self._guarded(
             "on_trace_step", step, lambda: self._trace(step, sink, meta, valid, microbatch, num_microbatches)
         )
+
+    def probe_window(self) -> ProbeWindow:
+        """The window of the next probe: it reduces each visit as it happens (see `run_probe_forward`)."""
+        return ProbeWindow(isolate=self._on_error == "record", keep=self._is_writer)
 
     def on_probe_step(
         self, step: int, sink: TraceSink, meta: TraceMeta, per_token_loss: Float[Tensor, "B S"]
@@ -353,13 +358,13 @@ class ParquetCollector:
         result = reduce_probe(
             sink, meta, per_token_loss, self.corpus, expected=self._expected, isolate=isolate
         )
-        self._write("probe_router", step, result.router)
-        self._write("probe_loss", step, result.loss)
+        for table, rows in result.tables.items():
+            self._write(table, step, rows)
         self.errors += result.num_errors
         self._health(step, result.events)
         if not isolate and result.problems:
             raise result.problems[0]
-        return headline.of_probe(result.loss, result.overlaps)
+        return headline.of_probe(result.tables["probe_loss"], result.overlaps)
 
     def _abandon(self, why: str) -> None:
         """Give up a traced step whose last microbatch never came; its rows would be partial."""

@@ -74,18 +74,6 @@ def plan_pairs(visits: tuple[VisitSpec, ...]) -> tuple[Pair, ...]:
     return tuple(sorted(_pairs(visits), key=lambda pair: (pair.target.unrolled_pos, pair.kind)))
 
 
-@lru_cache(maxsize=64)
-def plan_overlap_pairs(visits: tuple[VisitSpec, ...]) -> tuple[Pair, ...]:
-    """Every pair of loop steps of every physical layer, the earlier first: what an overlap matrix needs."""
-    loop = sorted(visit for visit in visits if visit.block == "loop")
-    return tuple(
-        Pair(kind="step_boundary", source=source, target=target)
-        for source in loop
-        for target in loop
-        if source.layer_idx == target.layer_idx and source.loop_step < target.loop_step
-    )
-
-
 def _pairs(visits: tuple[VisitSpec, ...]) -> Iterator[Pair]:
     loop = {(visit.loop_step, visit.layer_idx): visit for visit in visits if visit.block == "loop"}
     if not loop:

@@ -6,8 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from loopscope.collect.context import RowDict
 from loopscope.errors import ProbeError
+from loopscope.metrics.probe.in_context import BUCKETS, bucket_index, earlier_bigrams, earlier_targets
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,6 +24,8 @@ class ProbeCorpus:
     """Hash over its tokens; rows of different hashes are never compared."""
     strata: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Stratum kind ("repetition", "domain") → one stratum per document, in the order of the batch."""
+    token_ids: NDArray[np.int64] | None = field(default=None, compare=False)
+    """Token ids [documents, S], for what depends on single tokens; None leaves those rows out."""
 
     def check(self, num_documents: int) -> None:
         """Raise ProbeError unless every kind names one stratum per document."""
@@ -29,44 +35,63 @@ class ProbeCorpus:
                     f"corpus {self.name!r} has {len(names)} {kind} strata, but {num_documents} documents "
                     "ran; expected one stratum per document, in the order of input_ids."
                 )
+        if self.token_ids is not None and len(self.token_ids) != num_documents:
+            raise ProbeError(
+                f"corpus {self.name!r} has {len(self.token_ids)} documents, but {num_documents} ran; expected "
+                "the corpus that the collector was told of."
+            )
 
 
-def loss_rows(doc_loss_sum: Sequence[float], targets_per_document: int, corpus: ProbeCorpus) -> list[RowDict]:
-    """`probe_loss` rows without run-level keys.
+def loss_rows(loss_DT: NDArray[np.float64], corpus: ProbeCorpus) -> list[RowDict]:
+    """`probe_loss` rows without run-level keys: one flat mean over the tokens of each stratum.
 
     Args:
-        doc_loss_sum: per document, the sum of its per-token losses in nats.
-        targets_per_document: tokens that have a target, S − 1.
-        corpus: names the strata; "all" is always there.
+        loss_DT: loss in nats of every position that has a target [documents, S − 1].
+        corpus: names the strata. "all" is always there; `in_context_token` and `in_context_bigram` (how often
+            the target, or the pair that it ends, occurred earlier in its document) where it has token ids.
 
-    A stratum with a non-finite loss has null values and the reason `nonfinite`.
+    A stratum with a non-finite loss has null values and the reason `nonfinite`; one without a token
+    `not_applicable`.
     """
-    corpus.check(len(doc_loss_sum))
-    members: dict[tuple[str, str], list[float]] = {("all", "all"): list(doc_loss_sum)}
+    documents = len(loss_DT)
+    corpus.check(documents)
+    rows = [_row(corpus, "all", "all", loss_DT, documents)]
     for kind, names in corpus.strata.items():
-        for name, value in zip(names, doc_loss_sum, strict=True):
-            members.setdefault((kind, name), []).append(value)
-    return [
-        {
-            "corpus_name": corpus.name,
-            "corpus_hash": corpus.hash,
-            "stratum_kind": kind,
-            "stratum": name,
-            "num_documents": len(values),
-            "num_target_tokens": len(values) * targets_per_document,
-            **_loss(values, targets_per_document),
-        }
-        for (kind, name), values in members.items()
-    ]
+        for name in dict.fromkeys(names):
+            members = [index for index, found in enumerate(names) if found == name]
+            rows.append(_row(corpus, kind, name, loss_DT[members], len(members)))
+    if corpus.token_ids is not None:
+        for kind, counts_DT in (
+            ("in_context_token", earlier_targets(corpus.token_ids)),
+            ("in_context_bigram", earlier_bigrams(corpus.token_ids)),
+        ):
+            index_DT = bucket_index(counts_DT)
+            for index, name in enumerate(BUCKETS):
+                chosen_DT = index_DT == index
+                rows.append(_row(corpus, kind, name, loss_DT[chosen_DT], int(chosen_DT.any(1).sum())))
+    return rows
 
 
-def _loss(values: list[float], targets_per_document: int) -> RowDict:
-    total = math.fsum(values) if all(map(math.isfinite, values)) else math.nan
+def _row(
+    corpus: ProbeCorpus, kind: str, name: str, losses: NDArray[np.float64], num_documents: int
+) -> RowDict:
+    return {
+        "corpus_name": corpus.name,
+        "corpus_hash": corpus.hash,
+        "stratum_kind": kind,
+        "stratum": name,
+        "num_documents": num_documents,
+        "num_target_tokens": losses.size,
+        **_loss(losses),
+    }
+
+
+def _loss(losses: NDArray[np.float64]) -> RowDict:
+    total = math.fsum(losses.ravel().tolist()) if np.isfinite(losses).all() else math.nan
     if not math.isfinite(total):
         reasons = '{"loss_mean":"nonfinite","loss_sum":"nonfinite"}'
         return {"loss_mean": None, "loss_sum": None, "null_reasons": reasons}
-    count = len(values) * targets_per_document
-    if count == 0:
+    if losses.size == 0:
         reasons = '{"loss_mean":"not_applicable"}'
         return {"loss_mean": None, "loss_sum": total, "null_reasons": reasons}
-    return {"loss_mean": total / count, "loss_sum": total, "null_reasons": None}
+    return {"loss_mean": total / losses.size, "loss_sum": total, "null_reasons": None}

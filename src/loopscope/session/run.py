@@ -148,7 +148,12 @@ class Loopscope:
 
     def use_corpus(self, corpus: Encoded) -> None:
         """Tell which corpus the probes run over; before `begin_attempt` or between probes."""
-        self._corpus = ProbeCorpus(name=corpus.name, hash=corpus.corpus_hash, strata=corpus.strata)
+        self._corpus = ProbeCorpus(
+            name=corpus.name,
+            hash=corpus.corpus_hash,
+            strata=corpus.strata,
+            token_ids=getattr(corpus, "input_ids", None),
+        )
         if self.collector is not None:
             self.collector.corpus = self._corpus
 

@@ -18,6 +18,7 @@ from loopscope.trace.point import (
 )
 from loopscope.trace.probe import raised_in_probe_forward, run_probe_forward
 from loopscope.trace.sink import ACTIVE_TRACE_SINK, ActiveTraceSink, OnError, TraceSink, TraceWindow
+from loopscope.trace.streaming import StreamingWindow
 
 __all__ = [
     "ACCEPTED_LOOP_AXIS_PROVENANCES",
@@ -32,6 +33,7 @@ __all__ = [
     "LossComponents",
     "NullCollector",
     "OnError",
+    "StreamingWindow",
     "TraceMeta",
     "TracePoint",
     "TraceSink",

@@ -17,6 +17,7 @@ from loopscope.trace.point import TraceMeta
 from loopscope.trace.probe_join import join_windows
 from loopscope.trace.probe_loss import check_ids, check_logits, logits_of, per_token_loss, vocabulary_sizes
 from loopscope.trace.sink import ACTIVE_TRACE_SINK, TraceWindow
+from loopscope.trace.streaming import StreamingWindow
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -53,7 +54,9 @@ def run_probe_forward(
         model: ``model(input_ids)`` returns logits [B, S, V], or a tuple that starts with them. Wrap a model
             that needs more arguments.
         input_ids: integer token ids [B, S], on the model's device.
-        collector: hears ``on_probe_step(step, sink, meta, per_token_loss)`` once per probe.
+        collector: hears ``on_probe_step(step, sink, meta, per_token_loss)`` once per probe. One that has a
+            method ``probe_window() -> StreamingWindow`` gets each visit as it happens, and the window, empty,
+            as the sink: the memory of a probe then does not grow with the number of visits.
         step: the optimizer step whose parameters are probed (0: the initial ones).
         meta: default is the model's own ``trace_meta()``, asked after the forward.
         context: makes the context that each forward runs in, such as the trainer's own.
@@ -82,7 +85,8 @@ def run_probe_forward(
             f"{type(model).__name__} has no trace_meta() and no meta was given; expected one of them. Pass "
             "meta=TraceMeta(...), or give the model the method trace_meta() -> TraceMeta."
         )
-    seen = _Seen(vocabulary=vocabulary)
+    open_window = getattr(collector, "probe_window", None)
+    seen = _Seen(vocabulary=vocabulary, stream=None if open_window is None else open_window())
     try:
         with isolated_forward(model):
             for ids in torch.split(input_ids, chunk):
@@ -106,6 +110,8 @@ class _Seen:
     """What the forwards of one probe left so far."""
 
     vocabulary: frozenset[int]
+    stream: StreamingWindow | None
+    """What takes the visits of all forwards; None where each forward has a window of its own."""
     windows: list[TraceWindow] = field(default_factory=list)
     losses: list[Tensor] = field(default_factory=list)
     error: Exception | None = None
@@ -131,7 +137,9 @@ def _run_chunk(
     model: nn.Module, ids: Tensor, context: Callable[[], AbstractContextManager[object]], seen: _Seen
 ) -> None:
     if seen.error is None:  # after a failure the remaining forwards run for their collectives only
-        ACTIVE_TRACE_SINK.arm()
+        if seen.stream is not None:
+            seen.stream.begin_forward()
+        ACTIVE_TRACE_SINK.arm(seen.stream)
     try:
         with context():
             logits = logits_of(model(ids))
@@ -143,13 +151,22 @@ def _run_chunk(
     if window is None or seen.error is not None:
         return
     try:
-        width = next((point.residual.shape[-1] for point in window.values()), None)
+        if seen.stream is not None and seen.stream.error is not None:
+            raise seen.stream.error
+        width = _width(window)
         check_logits(logits, ids, seen.vocabulary, width)
         seen.losses.append(per_token_loss(logits, ids))
-        seen.windows.append(window)
+        if seen.stream is None:
+            seen.windows.append(window)
     except Exception as error:  # noqa: BLE001 - raised by _hand_over, once no rank can wait for this one
         window.clear()
         seen.error = error
+
+
+def _width(window: TraceWindow) -> int | None:
+    if isinstance(window, StreamingWindow):
+        return window.width
+    return next((point.residual.shape[-1] for point in window.values()), None)
 
 
 def _mark_forward(error: Exception) -> None:
@@ -165,9 +182,9 @@ def _hand_over(
 ) -> dict[str, float]:
     if seen.error is not None:
         raise seen.error
-    sink = join_windows(seen.windows)
+    sink = join_windows(seen.windows) if seen.stream is None else seen.stream
     try:
-        if not sink:
+        if not sink and not getattr(sink, "visits", 0):
             raise ProbeError(
                 f"{type(model).__name__} recorded no visit; expected one TracePoint per visit. Its outer "
                 "loop must call ACTIVE_TRACE_SINK.record(TracePoint(...)) after each block, in eval mode "

@@ -13,7 +13,8 @@ TraceSink = dict[int, TracePoint]
 OnError = Literal["record", "raise"]
 
 
-def _describe(point: TracePoint) -> str:
+def describe_point(point: TracePoint) -> str:
+    """Where a visit is and what it routes over, in words."""
     # Text only: a report that held the point would keep its tensors alive.
     shape = "dense" if point.topk_idx is None else f"E={point.num_experts}, k={point.top_k}"
     return f"{point.block}[loop_step={point.loop_step}, layer_idx={point.layer_idx}] ({shape})"
@@ -28,6 +29,15 @@ class TraceWindow(dict[int, TracePoint]):
         super().__init__()
         self.faults: list[str] = []
         """One line per visit that was recorded more than once, naming both points; text, no tensor."""
+
+    def take(self, point: TracePoint) -> None:
+        """Keep a visit; the first point of a position stays, a second one is noted in `faults`."""
+        first = self.setdefault(point.unrolled_pos, point)
+        if first is not point:
+            self.faults.append(
+                f"unrolled_pos {point.unrolled_pos} recorded by {describe_point(first)} and again by "
+                f"{describe_point(point)}"
+            )
 
 
 class ActiveTraceSink:
@@ -51,8 +61,11 @@ class ActiveTraceSink:
         """True between `arm()` and `disarm()`."""
         return self._window is not None
 
-    def arm(self) -> TraceWindow:
+    def arm(self, window: TraceWindow | None = None) -> TraceWindow:
         """Open a window and return its dict.
+
+        Args:
+            window: the window to open; None makes a new one.
 
         Raises:
             TraceError: a window is already open.
@@ -63,7 +76,7 @@ class ActiveTraceSink:
                 "disarmed. Call ACTIVE_TRACE_SINK.disarm() in a `finally` before arming it again; a probe "
                 "must not run inside a traced training forward."
             )
-        self._window = TraceWindow()
+        self._window = TraceWindow() if window is None else window
         return self._window
 
     def record(self, point: TracePoint) -> None:
@@ -71,15 +84,8 @@ class ActiveTraceSink:
 
         The first point of a position is kept; a second one is noted in the window's `faults`.
         """
-        window = self._window
-        if window is None:
-            return
-        first = window.setdefault(point.unrolled_pos, point)
-        if first is not point:
-            window.faults.append(
-                f"unrolled_pos {point.unrolled_pos} recorded by {_describe(first)} and again by "
-                f"{_describe(point)}"
-            )
+        if self._window is not None:
+            self._window.take(point)
 
     def disarm(self, *, on_error: OnError = "record") -> TraceWindow | None:
         """Close the window and hand its dict back; None where none was open.

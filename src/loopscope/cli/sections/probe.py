@@ -1,4 +1,4 @@
-"""The fixed corpus: its loss by repetition and domain, first and last probe."""
+"""The fixed corpus: its loss by repetition, domain and repetition in context, first and last probe."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from loopscope.cli.sections.rows import cell, change, missing_note, records, sco
 if TYPE_CHECKING:
     from loopscope.analysis import Run
 
-_ORDER = {"all": 0, "repetition": 1, "domain": 2}
+_ORDER = {"all": 0, "repetition": 1, "domain": 2, "in_context_token": 3, "in_context_bigram": 4}
 _BUCKETS = {"low": 0, "mid": 1, "high": 2}
+_SEEN = {"in_context_token": "target seen", "in_context_bigram": "bigram seen"}
 
 
 def section(run: Run) -> list[RenderableType]:
@@ -23,13 +24,20 @@ def section(run: Run) -> list[RenderableType]:
         run,
         "probe_loss",
         "select step, corpus_name, corpus_hash, stratum_kind, stratum, avg(loss_mean) as loss_mean, "
-        "max(num_documents) as num_documents, any_value(null_reasons) as null_reasons "
+        "max(num_documents) as num_documents, max(num_target_tokens) as num_target_tokens, "
+        "any_value(null_reasons) as null_reasons "
         f"from probe_loss where {scope_filter(run, 'probe_loss')} group by all order by step",
     )
     if not rows:
         return [Text("Probe: none ran", style="yellow")]
     hashes = dict.fromkeys(row["corpus_hash"] for row in rows)
     return [part for one in hashes for part in _corpus([row for row in rows if row["corpus_hash"] == one])]
+
+
+def _label(kind: str, name: str) -> str:
+    if kind in _SEEN:
+        return f"{_SEEN[kind]} {name}×"
+    return name if kind == "all" else f"{kind} {name}"
 
 
 def _corpus(rows: list[dict[str, Any]]) -> list[RenderableType]:
@@ -47,11 +55,11 @@ def _corpus(rows: list[dict[str, Any]]) -> list[RenderableType]:
     shown = []
     for kind, name in strata:
         before, after = by_key.get((kind, name, first), {}), by_key.get((kind, name, last), {})
-        shown += [row for row in (before, after) if row]
+        # A bucket that no token falls into has no loss, which is no gap in the data.
+        shown += [row for row in (before, after) if row and row.get("num_target_tokens") != 0]
         documents = (after or before).get("num_documents")
         start, end = before.get("loss_mean"), after.get("loss_mean")
-        label = name if kind == "all" else f"{kind} {name}"
-        table.add_row(label, cell(documents), cell(start), cell(end), change(start, end))
+        table.add_row(_label(kind, name), cell(documents), cell(start), cell(end), change(start, end))
     note = missing_note(shown, ["loss_mean"])
     title = (
         f"Probe loss (nats per token), corpus {rows[0]['corpus_name']} {rows[0]['corpus_hash'][:12]}, "

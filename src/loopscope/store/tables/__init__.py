@@ -8,11 +8,11 @@ from loopscope.store.schema import TableSchema, registry
 from loopscope.store.tables.attempt import ATTEMPT
 from loopscope.store.tables.health import HEALTH
 from loopscope.store.tables.loss import LOSS
-from loopscope.store.tables.probe import PROBE_LOSS
+from loopscope.store.tables.probe import PROBE_LOSS, PROBE_OVERLAP
 from loopscope.store.tables.residual import RESIDUAL, TRANSITION
 from loopscope.store.tables.router import PROBE_ROUTER, ROUTER
 
 TABLES: Mapping[str, TableSchema] = registry(
-    (LOSS, ROUTER, RESIDUAL, TRANSITION, PROBE_ROUTER, PROBE_LOSS, HEALTH, ATTEMPT)
+    (LOSS, ROUTER, RESIDUAL, TRANSITION, PROBE_ROUTER, PROBE_LOSS, PROBE_OVERLAP, HEALTH, ATTEMPT)
 )
 """Table name → schema."""
