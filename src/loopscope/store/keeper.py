@@ -14,6 +14,9 @@ from loopscope.store.sealer import seal_all, start_sealer
 
 Chore = Callable[[], None]
 
+_AT_ONCE = 100
+"""Journals per sealing process: their names must fit a command line."""
+
 
 class Keeper:
     """Runs chores every `tick_s` and seals what was announced. Errors are kept as text, never raised."""
@@ -94,7 +97,7 @@ class Keeper:
         with self._mutex:
             if not self._waiting or now < self._not_before:
                 return
-            self._sealing, self._waiting = self._waiting, []
+            self._sealing, self._waiting = self._waiting[:_AT_ONCE], self._waiting[_AT_ONCE:]
         if self._options.seal_in == "process":
             try:
                 self._process = start_sealer(self._root, self._sealing)

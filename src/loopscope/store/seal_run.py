@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +13,8 @@ from loopscope.store.locks import read_holder
 from loopscope.store.manifest import read_manifest
 from loopscope.store.names import JOURNAL_DIR, Segment, parse_journal
 from loopscope.store.seal import Sealed, seal_journal
+
+_STALE_S = 3600.0
 
 
 @dataclass
@@ -47,11 +51,20 @@ def seal_run(root: Path) -> SealReport:
             continue  # Sealed by somebody else meanwhile.
         except (OSError, StoreError) as error:
             report.failures.append(f"{names[segment]}: {error}")
+    _sweep(folder)
     try:
         refresh_attempt_table(root)
     except (OSError, StoreError) as error:
         report.failures.append(f"the table of attempts: {error}")
     return report
+
+
+def _sweep(folder: Path) -> None:
+    """Remove temporary files that a process left when it died."""
+    for path in folder.glob("*.tmp"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _STALE_S:
+                path.unlink()
 
 
 def _is_written(folder: Path, segment: Segment, names: dict[Segment, str]) -> bool:

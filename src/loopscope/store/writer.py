@@ -71,7 +71,7 @@ class RowWriter:
         self._opened = self._synced = time.monotonic()
         self._closed = False
         self._last_step = 0
-        self._reported = 0
+        self._reported: dict[str, int] = {}
         self.attempted = 0
         """Rows handed to `append`."""
         self.dropped = 0
@@ -79,6 +79,7 @@ class RowWriter:
         self.last_error: str | None = None
         """Why the last dropped row was dropped, or the last fsync failed; text."""
         self.fsync_failures = 0
+        """Times that the disk refused to make rows durable; they are still with the kernel."""
 
     @property
     def attempt(self) -> int:
@@ -179,7 +180,7 @@ class RowWriter:
         """
         if os.getpid() != self._pid:
             return
-        self._report_dropped()
+        self._report()
         if durable:
             self._settle_retired()
         if durable and not self._sync() and self.on_error == "raise":
@@ -190,7 +191,7 @@ class RowWriter:
         if os.getpid() != self._pid or self._closed:
             return
         self._notice_removal()
-        self._report_dropped()
+        self._report()
         with self._mutex:
             self._closed = True
             self._retire()
@@ -217,7 +218,7 @@ class RowWriter:
         now = time.monotonic()
         self._notice_removal()
         self._settle_retired()
-        self._report_dropped()
+        self._report()
         if now - self._synced >= self._options.fsync_s:
             self._sync()
         with self._mutex:
@@ -310,21 +311,24 @@ class RowWriter:
         self.last_error = f"{type(reason).__name__}: {reason}"
         return reason
 
-    def _report_dropped(self) -> None:
-        """Write how many rows were dropped since this was last written; try again later where that fails."""
+    def _report(self) -> None:
+        """Write how much went wrong since this was last written; try again later where that fails."""
         with self._mutex:
-            count = self.dropped - self._reported
-            if count <= 0 or self._closed:
+            if self._closed:
                 return
-            row = {
-                "step": self._last_step,
-                "event": "dropped_rows",
-                "severity": "critical",
-                "count": count,
-                "detail": self.last_error,
-            }
-            try:
-                self._write("health", [self.check("health", row)])
-                self._reported += count
-            except Exception as error:  # noqa: BLE001 - the rows stay counted, the next try comes soon
-                self.last_error = f"{type(error).__name__}: {error}"
+            for event, total in (("dropped_rows", self.dropped), ("fsync_failed", self.fsync_failures)):
+                count = total - self._reported.get(event, 0)
+                if count <= 0:
+                    continue
+                row = {
+                    "step": self._last_step,
+                    "event": event,
+                    "severity": "critical",
+                    "count": count,
+                    "detail": self.last_error,
+                }
+                try:
+                    self._write("health", [self.check("health", row)])
+                    self._reported[event] = total
+                except Exception as error:  # noqa: BLE001 - it stays counted, the next try comes soon
+                    self.last_error = f"{type(error).__name__}: {error}"
