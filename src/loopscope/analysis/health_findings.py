@@ -1,0 +1,189 @@
+"""What is healthy about a run and what is not, in words: the alert rules replayed over its rows."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from loopscope.alerts import RULES, Alert, AlertEngine, AlertSettings
+from loopscope.analysis.records import records, value
+from loopscope.analysis.run import Run
+from loopscope.analysis.scope import scope_of
+
+# Rules read these columns only. Lists are read where an expert is empty: most rows need none.
+_QUERIES = {
+    "loss": (
+        "select step, total_loss, closure_error, nonfinite_fields, lb_loss, lb_loss_factor, z_loss, "
+        "z_loss_factor from loss where {where} and (abs(closure_error) > {closure} or nonfinite_fields is not null) "
+        "order by step"
+    ),
+    "router": (
+        "select step, block, unrolled_pos, loop_step, layer_idx, num_experts, top_k, num_tokens, maxvio_count, "
+        "load_entropy_ratio, token_entropy_ratio, mutual_information, z_mean, logit_abs_max, dead_experts, "
+        "case when dead_experts > 0 then expert_count end as expert_count "
+        "from router where {where} and step > {warmup} order by step, unrolled_pos"
+    ),
+    "residual": (
+        "select step, block, unrolled_pos, token_correlation from residual "
+        "where {where} and step > {warmup} and block = 'loop' "
+        "qualify unrolled_pos = max(unrolled_pos) over (partition by step) order by step"
+    ),
+    "transition": (
+        "select step, kind, to_layer_idx, to_loop_step, growth, relative_delta from transition "
+        "where {where} and step > {warmup} and kind = 'step_boundary' "
+        "qualify to_loop_step > max(to_loop_step) over (partition by step, to_layer_idx) - 3 order by step"
+    ),
+    "health": (
+        "select step, event, severity, unrolled_pos, count, detail from health "
+        "where severity <> 'info' order by step, event"
+    ),
+}
+
+Severity = Literal["critical", "warn", "early"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One thing that people should know: all alerts of one rule together."""
+
+    severity: Severity
+    """"early": it breaks the bound now, but the run is too young to be judged by it."""
+    rule: str
+    title: str
+    text: str
+    """Where, since when, how far; one or two sentences."""
+    chart: str
+    """Identifier of the chart that shows it."""
+    over: bool = False
+    """True where every alert of it has ended."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Findings:
+    """What the rules say of a run."""
+
+    found: tuple[Finding, ...]
+    """Alerts, worst first."""
+    early: tuple[Finding, ...]
+    """What would be an alert if the run were older."""
+    judged: str
+    """What was judged by which rows, in one sentence."""
+    alerts: tuple[Alert, ...]
+
+    @property
+    def state(self) -> Literal["critical", "warn", "ok", "young", "empty"]:
+        """The worst that lasts; "young" where most rules cannot judge yet, "empty" without any row."""
+        lasting = [f.severity for f in self.found if not f.over]
+        if "critical" in lasting:
+            return "critical"
+        if lasting:
+            return "warn"
+        if not self.judged:
+            return "empty"
+        return "young" if "warm-up" in self.judged else "ok"
+
+
+def replay(run: Run, settings: AlertSettings | None = None) -> list[Alert]:
+    """The alerts of a run's live rows: those that fired while it trained, had the rules been on."""
+    settings = settings or AlertSettings()
+    engine = AlertEngine(settings)
+    for table, query in _QUERIES.items():
+        if table not in run.tables:
+            continue
+        for step, rows in itertools.groupby(_rows(run, table, query, settings), key=lambda row: row["step"]):
+            engine.observe(table, step, rows)
+    order = list(RULES)
+    return sorted(engine.alerts, key=lambda a: (a.severity != "critical", order.index(a.rule), a.fired))
+
+
+def findings(run: Run, settings: AlertSettings | None = None) -> Findings:
+    """The alerts in words, and what looks like becoming one."""
+    settings = settings or AlertSettings()
+    last = _last_step(run)
+    if last is None:
+        return Findings(found=(), early=(), judged="", alerts=())
+    alerts = replay(run, settings)
+    found = tuple(_grouped(alerts, last))
+    early: tuple[Finding, ...] = ()
+    judged = f"Judged over steps {settings.warmup_steps + 1} to {last}."
+    traces = _traces_after(run, settings.warmup_steps)
+    if traces < settings.sustain:
+        sustain = max(3, min(settings.sustain, _traces_after(run, 0) // 4))
+        young = AlertSettings(warmup_steps=0, sustain=sustain, dead_expected=settings.dead_expected)
+        known = {alert.rule for alert in alerts}
+        signs = [a for a in replay(run, young) if a.rule not in known and a.cleared is None]
+        early = tuple(_grouped(signs, last, early=True))
+        judged = (
+            f"The run is at step {last}, with {traces} traces after its warm-up of {settings.warmup_steps} steps; "
+            f"routing and loop are judged from {settings.sustain} traces on. Closure, coverage, non-finite values "
+            "and lost rows are judged from step 1."
+        )
+    return Findings(found=found, early=early, judged=judged, alerts=tuple(alerts))
+
+
+def _rows(run: Run, table: str, query: str, settings: AlertSettings) -> Iterator[dict[str, Any]]:
+    where = scope_of(run, table).where
+    text = query.format(where=where, warmup=settings.warmup_steps, closure=settings.closure)
+    if table == "loss":
+        # A good row must be seen too, for it ends an alert; but a run without a bad one needs none.
+        if value(run, text) is None:
+            return
+        text = query.format(where=where, closure=-1)
+    yield from records(run, text)
+
+
+def _grouped(alerts: list[Alert], last: int, *, early: bool = False) -> Iterator[Finding]:
+    groups: dict[str, list[Alert]] = {}
+    for alert in alerts:
+        groups.setdefault(alert.rule, []).append(alert)
+    for name, group in groups.items():
+        rule = RULES[name]
+        severity: Severity = "critical" if any(a.severity == "critical" for a in group) else "warn"
+        yield Finding(
+            severity="early" if early else severity,
+            rule=name,
+            title=rule.title,
+            text=_words(group, last, at_once=rule.at_once),
+            chart=rule.chart,
+            over=not rule.at_once and all(a.cleared is not None for a in group),
+        )
+
+
+def _words(group: list[Alert], last: int, *, at_once: bool) -> str:
+    if at_once:
+        events = sum(a.count for a in group)
+        first, final = min(a.since for a in group), max(a.last for a in group)
+        when = f"at step {first}" if first == final else f"between steps {first} and {final}"
+        return f"{events} {'event' if events == 1 else 'events'} {when}. First: {group[0].text}"
+    worst = max(group, key=lambda a: (a.cleared is None, a.worst))
+    subjects = list(dict.fromkeys(a.subject for a in group))
+    lasting = sum(1 for subject in subjects if any(a.cleared is None for a in group if a.subject == subject))
+    where = subjects[0] if len(subjects) == 1 else f"{len(subjects)} places ({_some(subjects)})"
+    since = min(a.since for a in group)
+    if lasting == 0:
+        state = f"over since step {max(a.cleared or last for a in group)}"
+    elif lasting == len(subjects):
+        state = f"still so at step {last}"
+    else:
+        state = f"still so at {lasting} of them at step {last}"
+    worst_at = "" if len(subjects) == 1 else f" Worst: {worst.subject}."
+    return f"{where[0].upper()}{where[1:]}, since step {since}; {state}.{worst_at} {worst.text}."
+
+
+def _some(subjects: list[str]) -> str:
+    shown = "; ".join(subjects[:3])
+    return shown if len(subjects) <= 3 else f"{shown}; ..."
+
+
+def _last_step(run: Run) -> int | None:
+    tables = [table for table in run.tables if table not in ("attempt", "health")]
+    steps = [value(run, f"select max(step) from {table}") for table in tables]
+    return max((step for step in steps if step is not None), default=None)
+
+
+def _traces_after(run: Run, step: int) -> int:
+    query = "select count(distinct step) from {} where step > {}"
+    tables = [table for table in ("router", "residual") if table in run.tables]
+    return max((value(run, query.format(table, step)) for table in tables), default=0)
