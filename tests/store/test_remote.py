@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -161,3 +164,29 @@ def test_s3(tmp_path: Path) -> None:
         assert open_run("bucket/runs/one", filesystem=through_fsspec).arrow("loss").num_rows == 60
     finally:
         server.stop()
+
+
+def test_a_killed_upload_leaves_nothing_half_visible(tmp_path: Path) -> None:
+    source = tmp_path / "part"
+    source.write_bytes(bytes(range(256)) * 200_000)
+    code = """
+import sys
+from pathlib import Path
+from loopscope.store import Remote
+remote = Remote.of(Path(sys.argv[2]).as_uri())
+print("ready", flush=True)
+for number in range(10_000):
+    remote.put(Path(sys.argv[1]), f"tables/loss/part-{number}.parquet")
+"""
+    base = tmp_path / "remote"
+    for wait in (0.01, 0.05, 0.12):
+        with subprocess.Popen(
+            [sys.executable, "-c", code, str(source), str(base)], stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(wait)
+            process.kill()
+        sizes = {p.stat().st_size for p in base.rglob("*.parquet")}
+        assert sizes <= {source.stat().st_size}
+        shutil.rmtree(base, ignore_errors=True)
