@@ -25,7 +25,7 @@ def copy(tmp_path: Path) -> Path:
 
 def test_core_is_the_folder_of_the_repository() -> None:
     assert (CORPORA / "core").resolve() == (REPOSITORY / "probes" / "core").resolve()
-    assert available_corpora() == ["core"]
+    assert available_corpora() == ["core", "varied"]
 
 
 def test_core_has_domains_buckets_and_licences() -> None:
@@ -42,6 +42,15 @@ def test_manifest_is_what_building_again_would_write() -> None:
     again = build_manifest(CORPORA / "core", licence="CC0-1.0", description=manifest.description)
     assert again == manifest
     assert manifest.bucket_edges == BUCKET_EDGES
+
+
+def test_varied_is_broad() -> None:
+    corpus = load_corpus("varied")
+    assert len(corpus.documents) >= 64
+    assert min(Counter(document.domain for document in corpus.documents).values()) >= 20
+    assert {document.licence for document in corpus.documents} == {"CC0-1.0", "PSF-2.0"}
+    assert set(corpus.strata()["repetition"]) == {"low", "mid", "high"}
+    assert len({document.text for document in corpus.documents}) == len(corpus.documents)
 
 
 def test_text_hash_is_over_the_documents_hashes() -> None:
@@ -97,7 +106,7 @@ def test_a_bad_manifest_is_refused(content: str | None, message: str, tmp_path: 
 
 
 def test_an_unknown_corpus_names_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"no probe corpus 'cor'; expected one of \['core'\]"):
+    with pytest.raises(ConfigError, match=r"no probe corpus 'cor'; expected one of \['core', 'varied'\]"):
         load_corpus("cor")
 
 
@@ -135,6 +144,17 @@ def test_building_a_corpus_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFix
     assert (corpus.name, corpus.documents[0].domain) == ("mine", "letters")
     assert _build(tmp_path / "mine") == 2
     assert "exists already" in capsys.readouterr().err
+
+
+def test_a_licence_for_each_domain(tmp_path: Path) -> None:
+    for domain in ("letters", "logs"):
+        (tmp_path / domain).mkdir()
+        (tmp_path / domain / "a.txt").write_text(f"dear {domain} " * 60)
+    licences = {"letters": "CC0-1.0", "logs": "MIT"}
+    manifest = build_manifest(tmp_path, licence=licences, description="")
+    assert {entry.domain: entry.licence for entry in manifest.documents} == licences
+    with pytest.raises(ProbeError, match="domain 'logs' has no licence"):
+        build_manifest(tmp_path, licence={"letters": "CC0-1.0"}, description="")
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,10 @@ _VERBS = {
         module="compact", attribute="Compact", help="Merge a run's parts into fewer, larger ones."
     ),
     "schemas": _Verb(module="schemas", attribute="Schemas", help="Print the tables and their columns."),
+    "corpus": _Verb(module="corpus", attribute="CorpusVerb", help="Build or verify a probe corpus."),
+    "probe": _Verb(
+        module="probe", attribute="Probe", help="Probe finished checkpoints; compare two of them."
+    ),
     "support": _Verb(
         module="support", attribute="Support", help="List the settings that a backend does not honour."
     ),

@@ -89,7 +89,7 @@ def reduce_probe(
     seen, failures = window.stream.seen(), window.failures
     parts = window.stream.finish(per_token_loss)
     rows = step_rows(parts.steps)
-    corpus_columns: RowDict = {"corpus_name": corpus.name, "corpus_hash": corpus.hash}
+    corpus_columns = corpus.columns()
     router = [{**_of_one_batch(row), **corpus_columns} for row in rows.tables["router"]]
     overlap = [{**row, **corpus_columns} for row in _overlap_rows(parts.shared, router)]
     promised = at_depth(expected, meta.num_stacks)

@@ -27,6 +27,17 @@ class ProbeCorpus:
     token_ids: NDArray[np.int64] | None = field(default=None, compare=False)
     """Token ids [documents, S], for what depends on single tokens; None leaves those rows out."""
 
+    first_token_dropped: bool = False
+    """True where the tokenizer puts a marker before every document, which was dropped."""
+
+    def columns(self) -> RowDict:
+        """What every probe row says of its corpus."""
+        return {
+            "corpus_name": self.name,
+            "corpus_hash": self.hash,
+            "first_token_dropped": self.first_token_dropped,
+        }
+
     def check(self, num_documents: int) -> None:
         """Raise ProbeError unless every kind names one stratum per document."""
         for kind, names in self.strata.items():
@@ -76,8 +87,7 @@ def _row(
     corpus: ProbeCorpus, kind: str, name: str, losses: NDArray[np.float64], num_documents: int
 ) -> RowDict:
     return {
-        "corpus_name": corpus.name,
-        "corpus_hash": corpus.hash,
+        **corpus.columns(),
         "stratum_kind": kind,
         "stratum": name,
         "num_documents": num_documents,

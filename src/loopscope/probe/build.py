@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,12 +25,12 @@ MIN_CHARS = 600
 """A document shorter than this gives too few tokens to be cut to a common length."""
 
 
-def build_manifest(folder: Path, *, licence: str, description: str) -> CorpusManifest:
+def build_manifest(folder: Path, *, licence: str | Mapping[str, str], description: str) -> CorpusManifest:
     """Hash and measure every `<domain>/**/*.txt` below `folder`.
 
     Args:
         folder: the corpus; its own name becomes the corpus's.
-        licence: SPDX identifier that holds for every document.
+        licence: SPDX identifier that holds for every document, or domain → SPDX identifier.
         description: one line for people.
 
     Raises:
@@ -59,7 +60,7 @@ def build_manifest(folder: Path, *, licence: str, description: str) -> CorpusMan
                 file=relative.as_posix(),
                 sha256=hashlib.sha256(raw).hexdigest(),
                 domain=relative.parts[0],
-                licence=licence,
+                licence=_licence_of(relative.parts[0], licence),
                 repetition_rate=rate,
                 repetition_bucket=bucket_of(rate),
             )
@@ -73,6 +74,18 @@ def build_manifest(folder: Path, *, licence: str, description: str) -> CorpusMan
         bucket_edges=BUCKET_EDGES,
         documents=tuple(entries),
     )
+
+
+def _licence_of(domain: str, licence: str | Mapping[str, str]) -> str:
+    if isinstance(licence, str):
+        return licence
+    try:
+        return licence[domain]
+    except KeyError:
+        raise ProbeError(
+            f"domain {domain!r} has no licence, only {sorted(licence)} have; expected one for every domain. Name "
+            "its SPDX identifier too."
+        ) from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -153,6 +153,7 @@ class Loopscope:
             hash=corpus.corpus_hash,
             strata=corpus.strata,
             token_ids=getattr(corpus, "input_ids", None),
+            first_token_dropped=getattr(corpus, "dropped_first_token", False),
         )
         if self.collector is not None:
             self.collector.corpus = self._corpus

@@ -65,6 +65,7 @@ ROUTER = TableSchema(
 CORPUS = (
     Column("corpus_name", "string", "name of the probe corpus"),
     Column("corpus_hash", "string", "SHA-256 over the corpus's tokens", required=True),
+    Column("first_token_dropped", "bool", "the tokenizer's marker before every document was dropped"),
 )
 
 PROBE_ROUTER = TableSchema(

@@ -1,0 +1,112 @@
+"""`loopscope corpus`: build a probe corpus from one's own texts, verify one, list those that are there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from loopscope.cli.console import make_console, make_table
+from loopscope.errors import ConfigError, ProbeError
+from loopscope.probe.build import build_manifest
+from loopscope.probe.corpus import Corpus, available_corpora, load_corpus
+from loopscope.probe.manifest import MANIFEST_FILE, write_manifest
+from loopscope.probe.repetition import bucket_of, repetition_rate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CorpusVerb:
+    """Build, verify or list probe corpora: fixed texts that every probe runs over.
+
+    build FOLDER writes the manifest of FOLDER/<domain>/*.txt. verify NAME-or-FOLDER checks every document
+    against the manifest and shows what is in it. list names the corpora that come with loopscope.
+    """
+
+    action: Annotated[Literal["build", "verify", "list"], tyro.conf.Positional]
+    """What to do."""
+    corpus: Annotated[str, tyro.conf.Positional] = ""
+    """Folder of the corpus; for verify also the name of one that comes with loopscope."""
+    licence: tuple[str, ...] = ()
+    """build: SPDX identifier of the licence of every document, or DOMAIN=IDENTIFIER for each domain."""
+    description: str = ""
+    """build: one line that says what the corpus is."""
+
+    def run(self) -> int:
+        """0 when built or right, 1 when a document is wrong.
+
+        Raises:
+            ConfigError: an argument is missing or wrong.
+        """
+        if self.action == "list":
+            for name in available_corpora():
+                print(name)
+            return 0
+        if not self.corpus:
+            raise ConfigError(
+                f"corpus {self.action} needs a folder; expected `loopscope corpus {self.action} FOLDER`"
+            )
+        return self._build(Path(self.corpus)) if self.action == "build" else self._verify()
+
+    def _build(self, folder: Path) -> int:
+        if not folder.is_dir():
+            raise ConfigError(f"{folder} is no folder, expected one with <domain>/*.txt in it")
+        if (folder / MANIFEST_FILE).exists():
+            raise ConfigError(
+                f"{folder / MANIFEST_FILE} exists already; expected a new corpus, since a published one never "
+                "changes. Choose another folder, or remove the manifest of an unpublished corpus."
+            )
+        if not self.description:
+            raise ConfigError("--description is empty, expected one line that says what the corpus is")
+        manifest = build_manifest(folder, licence=_licences(self.licence), description=self.description)
+        write_manifest(manifest, folder)
+        _show(load_corpus(folder))
+        return 0
+
+    def _verify(self) -> int:
+        corpus = load_corpus(self.corpus)
+        for document in corpus.documents:
+            rate = round(repetition_rate(document.text), 4)
+            if rate != document.repetition_rate or bucket_of(rate) != document.repetition_bucket:
+                raise ProbeError(
+                    f"corpus {corpus.name!r}: {document.name} is in the manifest with repetition rate "
+                    f"{document.repetition_rate} ({document.repetition_bucket}), but has {rate} "
+                    f"({bucket_of(rate)}). Restore the manifest, or build another corpus."
+                )
+        _show(corpus)
+        return 0
+
+
+def _licences(given: tuple[str, ...]) -> str | dict[str, str]:
+    if len(given) == 1 and given[0] and "=" not in given[0]:
+        return given[0]
+    pairs = dict(one.split("=", 1) for one in given if "=" in one)
+    if not given or len(pairs) < len(given) or not all(pairs.values()):
+        raise ConfigError(
+            f"--licence is {' '.join(given)!r}, expected one SPDX identifier, such as CC0-1.0, or one per domain: "
+            "prose=CC0-1.0 code=MIT"
+        )
+    return pairs
+
+
+def _show(corpus: Corpus) -> None:
+    table = make_table(
+        ["domain", "documents", "characters", "low", "mid", "high", "licence"], left=["domain"]
+    )
+    for domain in dict.fromkeys(document.domain for document in corpus.documents):
+        members = [document for document in corpus.documents if document.domain == domain]
+        buckets = Counter(document.repetition_bucket for document in members)
+        table.add_row(
+            domain,
+            str(len(members)),
+            str(sum(len(document.text) for document in members)),
+            *(str(buckets[name]) for name in ("low", "mid", "high")),
+            ", ".join(sorted({document.licence for document in members})),
+        )
+    console = make_console()
+    console.print(table)
+    console.print(
+        f"{corpus.name}: {len(corpus.documents)} documents as the manifest says, texts {corpus.text_hash}"
+    )
