@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from loopscope.store.names import JOURNAL_DIR
 from loopscope.store.options import StoreOptions
 from loopscope.store.sealer import seal_all, start_sealer
 
 Chore = Callable[[], None]
 
+_PATIENCE_S = 2.0
 _AT_ONCE = 100
 """Journals per sealing process: their names must fit a command line."""
 
@@ -30,6 +33,8 @@ class Keeper:
         self._process: subprocess.Popen[bytes] | None = None
         self._not_before = 0.0
         self._mutex = threading.Lock()
+        # Held while anything is being sealed or a sealer is started or ended; taken before the other one.
+        self._seal_mutex = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.on_sealed: Chore = _nothing
@@ -58,11 +63,9 @@ class Keeper:
             self._waiting.append(journal)
 
     def take_waiting(self, prefix: str) -> list[str]:
-        """Journals that were announced, start with `prefix`, and are not being sealed; waits for a running sealer."""
-        process = self._process
-        if process is not None:
-            process.wait()
-            self._reap()
+        """Journals that were announced, start with `prefix`, and are not being sealed. Ends a running sealer."""
+        with self._seal_mutex:
+            self._end_process()
         with self._mutex:
             mine = [n for n in self._waiting if n.startswith(prefix)]
             self._waiting = [n for n in self._waiting if not n.startswith(prefix)]
@@ -74,9 +77,20 @@ class Keeper:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout=30)
-        if self._process is not None:
-            self._process.wait()
-            self._reap()
+        with self._seal_mutex:
+            self._end_process()
+
+    def _end_process(self) -> None:
+        """Whoever closes is in a hurry, and the sealer gives way to everybody: what it leaves is sealed here."""
+        process = self._process
+        if process is None:
+            return
+        try:
+            process.wait(timeout=_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        self._reap()
 
     def _run(self) -> None:
         while not self._stop.wait(self._options.tick_s):
@@ -89,6 +103,10 @@ class Keeper:
                     self.last_error = f"{type(error).__name__}: {error}"
 
     def _seal(self) -> None:
+        with self._seal_mutex:
+            self._seal_next()
+
+    def _seal_next(self) -> None:
         if self._process is not None:
             if self._process.poll() is None:
                 return
@@ -113,14 +131,15 @@ class Keeper:
     def _reap(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            if process.returncode:
+            killed = process.returncode == -signal.SIGKILL
+            if process.returncode and not killed:
                 self.last_error = f"sealing ended with status {process.returncode}"
-            self._settle()
+            self._settle(killed)
 
-    def _settle(self) -> None:
+    def _settle(self, killed: bool = False) -> None:
         """What is still there after a sealing failed, and is tried again later."""
-        left = [n for n in self._sealing if (self._root / "journal" / n).exists()]
-        if left:
+        left = [n for n in self._sealing if (self._root / JOURNAL_DIR / n).exists()]
+        if left and not killed:
             self.seal_failures += len(left)
             self._not_before = time.monotonic() + self._options.retry_s
         with self._mutex:

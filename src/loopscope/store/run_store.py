@@ -309,6 +309,9 @@ class RunStore:
         for writer in list(self._writers):
             writer.close(seal=seal)
         self._keeper.stop()
+        if seal and (left := self._keeper.take_waiting("")):
+            for failure in seal_all(self.path, left, disk=self._disk, tables=self._tables):
+                _log.warning("loopscope: sealing failed, the journal is kept (%s)", failure)
         if self._uploader is not None and not self._uploader.close():
             _log.warning(
                 "loopscope: not everything is uploaded (%s); run it again with `RunStore.open(path).mirror_to(...)`",
