@@ -130,7 +130,8 @@ def steps(
     run.trace_seconds.clear()
     times: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(rounds):
-        names = [*ways][turn % len(ways) :] + [*ways][: turn % len(ways)]
+        first = turn % len(ways)
+        names = (*list(ways)[first:], *list(ways)[:first])
         for name in names:
             sync(device)
             begun = time.perf_counter()
@@ -161,7 +162,7 @@ def steps(
     # What the model itself waits for is in both; `.numpy()` of what `.cpu()` brought waits for nothing.
     found["waits_of_an_untraced_step"] = untraced
     found["transfers_per_traced_step"] = sum(counts.values()) - 2 * untraced - counts.get("numpy", 0)
-    timing = [row for row in run.writer.rows("health", event="timing")][-1]
+    timing = run.writer.rows("health", event="timing")[-1]
     print(f"  the callback's own account: {timing['detail']}")
     forget_kernels()
     return found
