@@ -68,7 +68,7 @@ class Window:
         """Take a boundary's tensors from one call. Never raises inside a model's forward: a problem is kept as
         text and raised at the window's end."""
         try:
-            taken = {name: _detached(source.read(call), name) for name, source in boundary.sources.items()}
+            taken = {name: self.take(source.read(call), name) for name, source in boundary.sources.items()}
         except ReconcileError as error:
             self.problems.append(f"{boundary.name}: {error}")
             return
@@ -115,6 +115,10 @@ class Window:
             for (where, spec, tokens, _), wrong in zip(checks, counts, strict=True):
                 proof.raise_if_wrong(wrong, tokens, spec, where)
         return found
+
+    def take(self, value: Any, name: str) -> Any:
+        """What is kept of a value that a source named: a tensor without its graph, local to this rank."""
+        return _detached(value, name)
 
     def blocks(self) -> list[str]:
         """The block of each visit so far, in call order."""

@@ -1,0 +1,256 @@
+"""mlx-lm's MoE models (OLMoE, Qwen3-MoE, Mixtral), on Apple silicon or on a Linux CPU.
+
+Logits come from the gate, the experts used from what the expert layer was called with, the weights follow exactly
+from both. Arrays become torch tensors without a copy (DLPack), and from there on everything is as elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from loopscope.capture.adapter import LossParts
+from loopscope.capture.capabilities import BackendSupport
+from loopscope.capture.errors import PlanError, ReconcileError
+from loopscope.capture.mlx_hooks import hook
+from loopscope.capture.plan import resolve_plan
+from loopscope.capture.plan_support import PlanSupport
+from loopscope.capture.routing import RoutingSpec
+from loopscope.capture.source import DECODERS, Call
+from loopscope.capture.spec import CapturePlan, CaptureSpec
+from loopscope.capture.torch_base import After
+from loopscope.capture.transformers_adapter import check_coverage
+from loopscope.capture.visits import expected_visits
+from loopscope.capture.window import Boundary, Window, boundaries_of
+from loopscope.errors import ConfigError, UnsupportedError
+from loopscope.trace import TracePoint, VisitSpec
+
+_LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)")
+
+
+def _softmax_first(block: Any) -> RoutingSpec:
+    return RoutingSpec(
+        num_experts=int(block.num_experts),
+        top_k=int(block.top_k),
+        score_func="softmax",
+        order="score_then_topk",
+        normalised=bool(block.norm_topk_prob),
+        balancing="unknown",
+        sources={
+            "num_experts": "block.num_experts",
+            "top_k": "block.top_k",
+            "normalised": "block.norm_topk_prob",
+        },
+    )
+
+
+def _topk_first(block: Any) -> RoutingSpec:
+    return RoutingSpec(
+        num_experts=int(block.num_experts),
+        top_k=int(block.num_experts_per_tok),
+        score_func="softmax",
+        order="topk_then_score",
+        normalised=True,
+        balancing="unknown",
+        sources={"num_experts": "block.num_experts", "top_k": "block.num_experts_per_tok"},
+    )
+
+
+def _every(args: Any, layer: int) -> bool:
+    return True
+
+
+def _qwen(args: Any, layer: int) -> bool:
+    sparse = args.num_experts > 0 and (layer + 1) % args.decoder_sparse_step == 0
+    return bool(sparse and layer not in args.mlp_only_layers)
+
+
+FAMILIES: Mapping[str, tuple[Callable[[Any], RoutingSpec], Callable[[Any, int], bool]]] = {
+    "OlmoeSparseMoeBlock": (_softmax_first, _every),
+    "Qwen3MoeSparseMoeBlock": (_softmax_first, _qwen),
+    "MixtralSparseMoeBlock": (_topk_first, _every),
+}
+"""Class name of a MoE block → (its routing, which layers the model's arguments declare)."""
+
+
+class MlxAdapter:
+    """A model of mlx-lm. Every forward in training mode counts: mlx does not tell whether gradients are taken."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        overrides: Mapping[str, Any] | None = None,
+        valid: Callable[..., Any] | None = None,
+    ) -> None:
+        if not callable(getattr(model, "named_modules", None)) or not hasattr(model, "layers"):
+            raise ConfigError(f"got {type(model).__name__}, expected a model of mlx-lm with `layers`.")
+        self.model = model
+        self._valid = valid
+        self._modules = _modules(model)
+        self.plan = resolve_plan(self.derive(), overrides, self._modules)
+
+    def derive(self) -> CapturePlan:
+        """One block per layer, dense ones included.
+
+        Raises:
+            CoverageError: the MoE layers found are not those that the model's arguments declare.
+            PlanError: a MoE block of a class that is not known.
+        """
+        boundaries: dict[str, CaptureSpec] = {}
+        found, layers = (
+            [],
+            [(name, int(match[1])) for name in self._modules if (match := _LAYER.fullmatch(name))],
+        )
+        declares: Callable[[Any, int], bool] = _every
+        for layer, number in layers:
+            boundaries[layer] = CaptureSpec(tensors={"residual": "output"}, layer=number)
+            for name in self._modules:
+                if not name.startswith(layer + ".") or not name.endswith(".switch_mlp"):
+                    continue
+                block = name.rpartition(".")[0]
+                kind = type(self._modules[block]).__name__
+                if kind not in FAMILIES:
+                    raise PlanError(f"{block} is a {kind}, expected one of {', '.join(FAMILIES)}.")
+                routing, declares = FAMILIES[kind]
+                spec = routing(self._modules[block])
+                gate = {"router_logits": "output"}
+                if spec.order == "score_then_topk":
+                    gate["router_probs"] = "decode.mlx_softmax"
+                boundaries[f"{block}.gate"] = CaptureSpec(tensors=gate)
+                boundaries[name] = CaptureSpec(tensors={"topk_idx": "input[1]"}, routing=spec)
+                found.append(number)
+        declared = tuple(number for _, number in layers if declares(self.model.args, number))
+        check_coverage(tuple(found), declared, type(self.model).__name__)
+        return CapturePlan(boundaries, declared_layers=declared)
+
+    def expected_visits(self) -> tuple[VisitSpec, ...]:
+        """See `Adapter`."""
+        return expected_visits(self.plan)
+
+    def settings(self) -> Mapping[str, Any]:
+        """An mlx model shows nothing of how it is run."""
+        return {}
+
+    def backend_support(self) -> BackendSupport:
+        """See `Adapter`."""
+        return PlanSupport(self.plan)
+
+    def module(self, name: str) -> Any:
+        """See `Adapter`."""
+        return self._modules[name]
+
+    @contextmanager
+    def listening(self) -> Iterator[Window]:
+        """See `Adapter`."""
+        window = MlxWindow(self.plan)
+        modules = _modules(self.model)
+        with ExitStack() as stack:
+            for name, boundary in boundaries_of(self.plan).items():
+                stack.callback(hook(modules[name], _heard(window, boundary)))
+            yield window
+
+    def install(self, before: Callable[[], None], after: After) -> Callable[[], None]:
+        """See `Adapter`."""
+
+        def around(
+            module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]
+        ) -> Any:
+            before()
+            try:
+                output = call()
+            except BaseException:
+                after(args, kwargs, None, True)
+                raise
+            after(args, kwargs, output, False)
+            return output
+
+        return hook(self.model, around)
+
+    def is_training(self) -> bool:
+        """True in training mode."""
+        return bool(self.model.training)
+
+    def valid(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The mask of the user's own function, as a torch tensor."""
+        if self._valid is None:
+            return None
+        from torch.utils.dlpack import from_dlpack
+
+        mask = self._valid(args, kwargs)
+        return None if mask is None else from_dlpack(mask).bool()
+
+    def losses(self, kwargs: Mapping[str, Any], output: Any) -> LossParts | None:
+        """The model returns logits alone."""
+        return None
+
+
+class MlxWindow(Window):
+    """Keeps mlx arrays while the forward runs, and hands them over as torch tensors at its end."""
+
+    def take(self, value: Any, name: str) -> Any:
+        """Keep the array; it is evaluated with all others at the end."""
+        import mlx.core as mx
+
+        if not isinstance(value, mx.array):
+            raise ReconcileError(f"{name} is {type(value).__name__}, expected an mlx array")
+        return mx.stop_gradient(value)
+
+    def points(self, *, verify: bool = True) -> list[TracePoint]:
+        """See `Window.points`.
+
+        Raises:
+            UnsupportedError: the forward is being compiled, so that its arrays have no values.
+        """
+        import mlx.core as mx
+
+        arrays = [array for visit in self.visits for array in (visit.residual, *visit.router.values())]
+        try:
+            mx.eval(arrays)
+        except (RuntimeError, ValueError) as error:
+            raise UnsupportedError(
+                f"the traced forward runs inside mx.compile, whose arrays cannot leave it. Do not compile the function "
+                f"that calls the model while it is attached. ({str(error).splitlines()[0]})"
+            ) from None
+        for visit in self.visits:
+            visit.residual = _torch(visit.residual)
+            visit.router = {name: _torch(array) for name, array in visit.router.items()}
+        return super().points(verify=verify)
+
+
+def _heard(window: Window, boundary: Boundary) -> Any:
+    def around(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
+        output = call()
+        window.heard(boundary, Call(module, args, kwargs, output))
+        return output
+
+    return around
+
+
+def _torch(array: Any) -> Any:
+    import torch
+    from torch.utils.dlpack import from_dlpack
+
+    tensor = from_dlpack(array)
+    # Indices are uint32 in mlx, which torch cannot compute with.
+    return tensor.long() if tensor.dtype == torch.uint32 else tensor
+
+
+def _modules(model: Any) -> dict[str, Any]:
+    # mlx lists modules in no order; layers are put in that of their numbers.
+    def key(item: tuple[str, Any]) -> list[tuple[int, str]]:
+        return [(int(part), "") if part.isdigit() else (-1, part) for part in item[0].split(".")]
+
+    return dict(sorted(model.named_modules(), key=key))
+
+
+def _mlx_softmax(module: Any, output: Any) -> Any:
+    # The model's own operation on the model's own logits, so that its choice can be reproduced bit for bit.
+    import mlx.core as mx
+
+    return mx.softmax(output, axis=-1, precise=True)
+
+
+DECODERS["mlx_softmax"] = _mlx_softmax
