@@ -33,7 +33,8 @@ FAMILIES: dict[str, tuple[Any, tuple[int, ...]]] = {
     "qwen3_moe": (
         lambda: qwen3_moe.Model(
             qwen3_moe.ModelArgs(
-                model_type="qwen3_moe", num_experts=8, num_experts_per_tok=2, decoder_sparse_step=1, mlp_only_layers=[1],
+                model_type="qwen3_moe", num_experts=8, num_experts_per_tok=2, decoder_sparse_step=1,
+                mlp_only_layers=[1],
                 moe_intermediate_size=16, num_key_value_heads=2, head_dim=8, rope_theta=1e4, tie_word_embeddings=False,
                 max_position_embeddings=64, norm_topk_prob=True, **BASE,
             )

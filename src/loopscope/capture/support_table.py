@@ -58,22 +58,25 @@ _TITAN = (
     *_SHARDED,
     _EXPERT,
 )
-_NO_TRAINING = tuple(
-    SupportEntry(field, "ignored", "a probe trains nothing")
-    for field in ("num_microbatches", "loss_rows", "recompute")
+_NO_LOSS = tuple(
+    SupportEntry(field, "ignored", "a probe trains nothing") for field in ("loss_rows", "recompute")
 )
+_COUNTED = SupportEntry(
+    "num_microbatches", "ignored", "a probe trains nothing; the counter it sets stands still", reads=True
+)
+_NO_STEPS = SupportEntry("num_microbatches", "ignored", "a probe trains nothing")
 
 SUPPORT: Mapping[Pair, tuple[SupportEntry, ...]] = MappingProxyType(
     {
         ("pretrain", "torchtitan"): _TITAN,
         ("sft", "torchtitan"): _TITAN,
-        ("probe", "torchtitan"): (*_TITAN, *_NO_TRAINING),
+        ("probe", "torchtitan"): (*_TITAN, *_NO_LOSS, _NO_STEPS),
         ("pretrain", "torch"): (*_TORCH, _BY_HAND),
         ("sft", "torch"): (*_TORCH, _BY_HAND),
-        ("probe", "torch"): (*_TORCH, *_NO_TRAINING),
+        ("probe", "torch"): (*_TORCH, *_NO_LOSS, _COUNTED),
         ("pretrain", "transformers"): _TORCH,
         ("sft", "transformers"): _TORCH,
-        ("probe", "transformers"): (*_TORCH, *_NO_TRAINING),
+        ("probe", "transformers"): (*_TORCH, *_NO_LOSS, _COUNTED),
         ("pretrain", "mlx"): _MLX,
         ("sft", "mlx"): _MLX,
     }
