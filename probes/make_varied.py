@@ -70,7 +70,7 @@ def _verses(draw: random.Random) -> str:
     who = ("the miller", "a sailor", "my sister", "the teacher", "an old friend", "the smith")
     what = ("a lamp", "a loaf", "a letter", "some salt", "a basket", "a rope")
     where = ("over the bridge", "down to the harbour", "up the long hill", "through the orchard")
-    lines = []
+    lines: list[str] = []
     while sum(map(len, lines)) < LENGTH:
         person, thing, way = draw.choice(who), draw.choice(what), draw.choice(where)
         lines += [

@@ -1,5 +1,7 @@
 import random
+import signal
 import sys
+import threading
 import types
 
 import numpy as np
@@ -223,3 +225,52 @@ def test_sharded_blocks_are_resharded(monkeypatch):
     with isolated_forward(nn.Sequential(Sharded(1, 1), nn.Linear(1, 1))):
         assert calls == []
     assert calls == ["reshard"]
+
+
+def test_an_interrupt_takes_effect_at_the_end():
+    model = Messy()
+    before = state(model)
+    reached = []
+
+    def run():
+        with isolated_forward(model):
+            signal.raise_signal(signal.SIGINT)
+            model(torch.randn(5, 3))
+            reached.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert reached
+    assert state(model) == before
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_whoever_keeps_pressing_is_heard_at_once():
+    model = Messy()
+    before = state(model)
+    reached = []
+
+    def run():
+        with isolated_forward(model):
+            for _ in range(9):
+                signal.raise_signal(signal.SIGINT)
+                reached.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert len(reached) == 2
+    assert state(model) == before
+
+
+def test_outside_the_main_thread_signals_are_left_alone():
+    handler = signal.getsignal(signal.SIGINT)
+    seen = []
+
+    def run():
+        with isolated_forward(Messy()):
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [handler]

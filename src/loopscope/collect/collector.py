@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, get_args
 
 from loopscope.collect import headline, health
@@ -87,7 +87,8 @@ class ParquetCollector:
         self._layout = None if reducer is None else GlobalLayout(self._expected)
         self._scope: Scope = "rank_local" if reducer is None else "global"
         self._per_rank = per_rank and reducer is not None
-        self._is_writer = reducer is None or reducer.is_writer
+        self.writes = reducer is None or reducer.is_writer
+        """True where this rank's probe rows are written."""
         self._clock = StepClock()
         self._open: TracedStep | None = None
         self._skipped_step: int | None = None
@@ -184,8 +185,8 @@ class ParquetCollector:
         )
 
     def probe_window(self) -> ProbeWindow:
-        """The window of the next probe: it reduces each visit as it happens (see `run_probe_forward`)."""
-        return ProbeWindow(isolate=self._on_error == "record", keep=self._is_writer)
+        """The window of the next probe, which reduces each visit as it happens."""
+        return ProbeWindow(isolate=self._on_error == "record", keep=self.writes)
 
     def on_probe_step(
         self, step: int, sink: TraceSink, meta: TraceMeta, per_token_loss: Float[Tensor, "B S"]
@@ -212,6 +213,11 @@ class ParquetCollector:
             step, [health.event(name, severity, detail=detail, unrolled_pos=unrolled_pos, value=value)]
         )
 
+    def record_rows(self, step: int, tables: Mapping[str, Iterable[RowDict]]) -> None:
+        """Write a deep probe's rows: table → rows without run-level keys."""
+        for table, rows in tables.items():
+            self._write(table, step, rows)
+
     def flush(self, durable: bool = False) -> None:
         """Hand buffered rows over, losses under way included; to the disk where `durable` (at checkpoints)."""
         self._guarded("flush", self._last_loss_step or 0, lambda: self._drain_losses(block=True))
@@ -237,7 +243,7 @@ class ParquetCollector:
         """Count an exception that is kept from the training loop, and keep it as text alone."""
         self.errors += 1
         detail = f"{where}: {describe(error)}"
-        if not self._is_writer:
+        if not self.writes:
             _log.warning("loopscope, rank %d, step %d: %s", self._context.rank, step, detail)
         self._health(
             step,
@@ -352,12 +358,11 @@ class ParquetCollector:
         return {**found, "health/dropped": float(self.dropped)}
 
     def _probe(self, step: int, sink: TraceSink, meta: TraceMeta, per_token_loss: Tensor) -> dict[str, float]:
-        if not self._is_writer:
+        if not self.writes:
             return {}  # every rank ran the same corpus; it counts once
         isolate = self._on_error == "record"
-        result = reduce_probe(
-            sink, meta, per_token_loss, self.corpus, expected=self._expected, isolate=isolate
-        )
+        promised = self._expected
+        result = reduce_probe(sink, meta, per_token_loss, self.corpus, expected=promised, isolate=isolate)
         for table, rows in result.tables.items():
             self._write(table, step, rows)
         self.errors += result.num_errors
@@ -378,7 +383,7 @@ class ParquetCollector:
 
     def _write(self, table: str, step: int, rows: Iterable[RowDict], scope: Scope | None = None) -> None:
         if scope is None:
-            if not self._is_writer:
+            if not self.writes:
                 return
             scope = self._scope
         keys = {**self._context.keys(scope), "step": step, **self._clock.columns(step)}

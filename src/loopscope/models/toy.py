@@ -75,6 +75,15 @@ class ToyLoopMoE(nn.Module):
             del trace  # the last visit's tensors must not live on in this frame
         return self.lm_head(h), torch.stack(lbs).mean(), torch.stack(zs).mean()
 
+    def loop_readout(self, h_BSD: Tensor, *, readout: str = "tail") -> Tensor:
+        """Logits [B, S, V] from a state of the loop [B, S, d], as if the loop ended there."""
+        logits: Tensor = self.lm_head(self.tail(h_BSD)[0] if readout == "tail" else h_BSD)
+        return logits
+
+    def loop_entry(self) -> nn.Module:
+        """The module whose first argument is the loop's state."""
+        return self.stack[0]
+
     def trace_meta(self) -> TraceMeta:
         """What a collector must know of this model's loop."""
         return TraceMeta(

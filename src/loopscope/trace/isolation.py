@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from loopscope.trace.isolation_rng import Restore, save_random_streams
+from loopscope.trace.isolation_signals import deferred_interrupt
 
 _PLAIN = (bool, int, float, str, type(None))
 _ABSENT = object()
@@ -23,9 +24,10 @@ def isolated_forward(model: nn.Module) -> Iterator[None]:
     Put back in any case: random streams (`isolation_rng`), `training` of every submodule one by one, buffers
     (contents, and the object where a module replaced it), plain attributes of modules that hold a number,
     text or tensor, `_skip_lm_head`, and FSDP2's sharded state. State that a model keeps elsewhere (in a
-    list or dict of its own, outside its modules) is out of reach.
+    list or dict of its own, outside its modules) is out of reach. An interrupt takes effect afterwards.
     """
     with ExitStack() as stack:
+        stack.enter_context(deferred_interrupt())
         # Closed in reverse order: random streams last, so that nothing after them can draw.
         for restore in save_random_streams(model):
             stack.callback(restore)

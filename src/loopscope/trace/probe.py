@@ -144,7 +144,7 @@ def _run_chunk(
         with context():
             logits = logits_of(model(ids))
     except Exception as error:
-        _mark_forward(error)
+        mark_probe_forward(error)
         raise
     finally:
         window = ACTIVE_TRACE_SINK.disarm()
@@ -169,7 +169,8 @@ def _width(window: TraceWindow) -> int | None:
     return next((point.residual.shape[-1] for point in window.values()), None)
 
 
-def _mark_forward(error: Exception) -> None:
+def mark_probe_forward(error: Exception) -> None:
+    """Note on `error` that it left the model's own forward, for `raised_in_probe_forward`."""
     # An output that is no logits is found on every rank alike, after the collectives: no rank waits.
     if isinstance(error, ProbeError):
         return

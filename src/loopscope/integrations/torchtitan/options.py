@@ -27,6 +27,11 @@ class LoopscopeOptions:
     """"record": errors of loopscope are counted and training goes on; "raise": they stop it."""
     resume: bool = False
     """Continue the run in `out` from its latest checkpoint, as a new attempt."""
+    probe_deep_every: int = 0
+    """Also run the deep probe (readouts, margins against a null, perturbation, specialisation, saturation) every
+    so many steps, at step 0 and at the last, wherever a probe runs. 0 turns it off: it costs many forwards."""
+    probe_shuffle_scope: Literal["", "batch", "document"] = ""
+    """Where the deep probe's null permutes a column of scores; needed with it, and without a default."""
     probe_corpus: str = "core"
     """Name of a corpus that comes with loopscope, or the path of one."""
     probe_seq_len: int = 128
@@ -47,6 +52,13 @@ class LoopscopeOptions:
             if getattr(self, name) < least:
                 flag = "--loopscope." + name.replace("_", "-")
                 raise ConfigError(f"{flag} is {getattr(self, name)}, expected >= {least}")
+        if self.probe_deep_every < 0:
+            raise ConfigError(f"--loopscope.probe-deep-every is {self.probe_deep_every}, expected >= 0")
+        if self.probe_deep_every and not self.probe_shuffle_scope:
+            raise ConfigError(
+                "--loopscope.probe-deep-every is set, but --loopscope.probe-shuffle-scope is not; expected batch or "
+                "document. A null over all tokens and one within documents answer different questions."
+            )
         return LoopscopeConfig(
             out=self.out,  # type: ignore[arg-type]  # converted there
             run_name=self.run_name,

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 
+from loopscope.collect.faults import describe
 from loopscope.probe import EncodedCorpus, load_corpus
-from loopscope.trace import run_probe_forward
+from loopscope.probe.deep import DeepSettings, run_deep_probe
+from loopscope.probe.deep_routing import Chosen
+from loopscope.session.schedule import is_probe_step
+from loopscope.trace import raised_in_probe_forward, run_probe_forward
 
 if TYPE_CHECKING:
     from loopscope.integrations.torchtitan.trainer import LoopscopeTrainer
@@ -20,6 +27,9 @@ class TrainerProbe:
         self._trainer = trainer
         self._ids = torch.from_numpy(corpus.input_ids.copy()).to(trainer.device)
         self._batch_size = batch_size
+        self._before: tuple[int, Chosen] | None = None
+        self._began = time.perf_counter()
+        self._seconds = 0.0
         self.corpus = corpus
 
     @classmethod
@@ -36,14 +46,61 @@ class TrainerProbe:
         return cls(trainer, corpus, options.probe_batch_size)
 
     def run(self, step: int) -> dict[str, float]:
-        """Probe the parameters as they are after update `step`; returns headline scalars."""
+        """Probe the parameters as they are after update `step`; returns headline scalars.
+
+        Under ``on_error="record"`` a probe that fails is a health row. An error in the model's own forward ends
+        the job where there are other ranks, which wait in a collective.
+        """
         collector = self._trainer.session.collector
         assert collector is not None
-        return run_probe_forward(
-            self._trainer.model,
-            self._ids,
-            collector=collector,
-            step=step,
-            context=self._trainer.train_context,
-            batch_size=self._batch_size,
+        start = time.perf_counter()
+        found = self._guarded(
+            step,
+            lambda: run_probe_forward(
+                self._trainer.model,
+                self._ids,
+                collector=collector,
+                step=step,
+                context=self._trainer.train_context,
+                batch_size=self._batch_size,
+            ),
         )
+        options, last_step = self._trainer.config.loopscope, self._trainer.config.training.steps
+        if is_probe_step(step, every=options.probe_deep_every, last_step=last_step):
+            self._guarded(step, lambda: self._deep(step))
+        now = time.perf_counter()
+        self._seconds += now - start
+        share = self._seconds / (now - self._began)
+        detail = f"{now - start:.3f} s; all probes so far: {self._seconds:.3f} s of {now - self._began:.3f} s"
+        collector.record_event(step, "probe_cost", "info", value=share, detail=detail)
+        return found
+
+    def _deep(self, step: int) -> dict[str, float]:
+        options, collector = self._trainer.config.loopscope, self._trainer.session.collector
+        assert collector is not None
+        result = run_deep_probe(
+            self._trainer.model,
+            self.corpus,
+            DeepSettings(shuffle_scope=options.probe_shuffle_scope),  # type: ignore[arg-type]  # checked there
+            batch_size=self._batch_size,
+            context=self._trainer.train_context,
+            before=self._before,
+            keep=collector.writes,
+        )
+        collector.record_rows(step, result.tables)
+        for text in result.skipped:
+            collector.record_event(step, "probe_skipped", "warn", detail=text)
+        self._before = (step, result.chosen)
+        return {}
+
+    def _guarded(self, step: int, probe: Callable[[], dict[str, float]]) -> dict[str, float]:
+        try:
+            return probe()
+        except Exception as error:
+            others_wait = dist.get_world_size() > 1 and raised_in_probe_forward(error)
+            if self._trainer.session.config.on_error == "raise" or others_wait:
+                raise
+            collector = self._trainer.session.collector
+            assert collector is not None
+            collector.record_event(step, "probe_failed", "critical", detail=describe(error))
+            return {}

@@ -123,6 +123,23 @@ class LoopMoEModel(Decoder):
         """(factor of the load-balancing loss, factor of the router z-loss) in the objective."""
         return self.config.lb_loss_factor, self.config.z_loss_factor
 
+    def loop_readout(self, h_BSD: Tensor, *, readout: str = "tail") -> Tensor:
+        """Logits [B, S, V] from a state of the loop [B, S, d], as if the loop ended there.
+
+        Args:
+            h_BSD: the stack's output after some pass.
+            readout: "tail" runs the tail layer first, "head" goes straight to the final norm and the head.
+        """
+        if readout == "tail":
+            h_BSD = self.layers["tail"](h_BSD, None, None).h_BSD
+        logits: Tensor = self.lm_head(self.norm(h_BSD))
+        return logits
+
+    def loop_entry(self) -> nn.Module:
+        """The module whose first argument is the loop's state: the stack's first block."""
+        entry: nn.Module = self.layers["loop_0"]
+        return entry
+
     def forward(
         self,
         tokens: Tensor,

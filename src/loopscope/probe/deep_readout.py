@@ -1,0 +1,81 @@
+"""Readouts after every pass through the loop → rows of probe_readout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from loopscope.metrics.probe.readout import readout_sums, settled
+from loopscope.probe.deep_routing import Row
+from loopscope.probe.deep_rows import settle
+
+
+@dataclass(slots=True)
+class _Step:
+    loss: float = 0.0
+    entropy: float = 0.0
+    kl: float | None = None
+    tokens: int = 0
+    targets: int = 0
+    argmax: list[Tensor] = field(default_factory=list)
+
+
+class Readouts:
+    """Sums over the documents read out so far; of the logits it keeps those of one step, for the next."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, _Step] = {}
+        self._before: Tensor | None = None
+
+    def add(self, loop_step: int, logits_BSV: Tensor, ids_BS: Tensor) -> None:
+        """Add the readout after `loop_step` of the next documents; steps come in order, from 0."""
+        before_BSV = self._before if loop_step else None
+        step = self._steps.setdefault(loop_step, _Step())
+        for row, (logits_SV, ids_S) in enumerate(zip(logits_BSV, ids_BS, strict=True)):
+            sums = readout_sums(logits_SV, None if before_BSV is None else before_BSV[row], ids_S)
+            step.loss += float(sums.loss)
+            step.entropy += float(sums.entropy)
+            step.kl = None if sums.kl is None else (step.kl or 0.0) + float(sums.kl)
+        step.tokens += ids_BS.numel()
+        step.targets += ids_BS.shape[0] * (ids_BS.shape[1] - 1)
+        step.argmax.append(logits_BSV.argmax(-1).flatten().to(torch.int32).cpu())
+        self._before = logits_BSV
+
+    def end_documents(self) -> None:
+        """Let the logits of these documents go."""
+        self._before = None
+
+    def rows(self, readout: str) -> list[Row]:
+        """A row per loop step."""
+        if not self._steps:
+            return []
+        argmax_RN = torch.stack([torch.cat(step.argmax) for _, step in sorted(self._steps.items())])
+        share_R = settled(argmax_RN).double().mean(1)
+        rows: list[Row] = []
+        entropy_before: float | None = None
+        for index, (loop_step, step) in enumerate(sorted(self._steps.items())):
+            entropy = step.entropy / step.tokens
+            last = index + 1 == len(self._steps)
+            values: Row = {
+                "loss_mean": step.loss / step.targets,
+                "loss_sum": step.loss,
+                "kl_from_previous": None if step.kl is None else step.kl / step.tokens,
+                "entropy_mean": entropy,
+                "entropy_change": None if entropy_before is None else entropy - entropy_before,
+                # At the last step there is no later one to agree with.
+                "argmax_settled": None if last else float(share_R[index]),
+            }
+            rows.append(
+                {
+                    "readout": readout,
+                    "loop_step": loop_step,
+                    "num_loop_steps": len(self._steps),
+                    "num_tokens": step.tokens,
+                    "num_target_tokens": step.targets,
+                    **settle(values),
+                }
+            )
+            entropy_before = entropy
+        return rows
