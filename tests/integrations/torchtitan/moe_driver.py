@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 import sys
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,9 @@ from torchtitan.models.common.moe import MoE  # noqa: E402
 from torchtitan.models.qwen3.config_registry import qwen3_moe_debug  # noqa: E402
 
 import loopscope  # noqa: E402
+from loopscope.integrations.torchtitan.options import LoopscopeOptions  # noqa: E402
 from loopscope.integrations.torchtitan.text import DATASET_NAME, register_dataset  # noqa: E402
+from loopscope.integrations.torchtitan.trainer import LoopscopeTrainer  # noqa: E402
 
 
 class CpuAttention(ScaledDotProductAttention):
@@ -67,8 +70,10 @@ def spec_of(family: str) -> Any:
 
 
 def train(out: Path, tokenizer: str, dataset: str, family: str) -> None:
+    """Trains; a family that ends in "@" is trained by LoopscopeTrainer, the others by torchtitan's own."""
+    inside, kind = family.endswith("@"), family.removesuffix("@")
     config = qwen3_moe_debug()
-    config.model_spec = spec_of(family)
+    config.model_spec = spec_of(kind)
     config.loss = CrossEntropyLoss.Config(global_vocab_size=config.model_spec.model.vocab_size)
     config.hf_assets_path = tokenizer
     config.dump_folder = str(out / f"{family}-dump")
@@ -77,11 +82,15 @@ def train(out: Path, tokenizer: str, dataset: str, family: str) -> None:
     config.training.steps, config.training.local_batch_size, config.training.seq_len = 3, 2, 32
     config.training.global_batch_size = 4 * dist_size()
     # gpt_oss adds its experts' biases in bfloat16 whatever the parameters are.
-    config.training.mixed_precision_param = "bfloat16" if family == "gpt_oss" else "float32"
+    config.training.mixed_precision_param = "bfloat16" if kind == "gpt_oss" else "float32"
     config.training.disable_cuda_graphs = True
     config.checkpoint.enable = False
     config.activation_checkpoint = FullAC.Config()
     config.debug = DebugConfig(seed=3, enable_structured_logging=False)
+    if inside:
+        options = LoopscopeOptions(out=str(out / family), probe_every=0, on_error="raise")
+        named = {item.name: getattr(config, item.name) for item in fields(config) if item.init}
+        config = LoopscopeTrainer.Config(**named, loopscope=options)
     trainer = config.build()
     model = trainer.model_parts[0]
     cpu_compat.prepare_fsdp(model)
@@ -98,13 +107,17 @@ def train(out: Path, tokenizer: str, dataset: str, family: str) -> None:
         next(reversed(container._optimizer_step_pre_hooks)), last=False
     )
     try:
-        with loopscope.attach(
-            model,
-            out=out / family,
-            num_microbatches=trainer.gradient_accumulation_steps,
-            on_error="raise",
-            plan=None,
-        ):
+        attached = (
+            nullcontext()
+            if inside
+            else loopscope.attach(
+                model,
+                out=out / family,
+                num_microbatches=trainer.gradient_accumulation_steps,
+                on_error="raise",
+            )
+        )
+        with attached:
             trainer.train()
     finally:
         trainer.close()

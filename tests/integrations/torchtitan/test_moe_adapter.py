@@ -24,7 +24,7 @@ from loopscope.integrations.torchtitan.moe_adapter import TorchtitanAdapter, obs
 from loopscope.trace import ACTIVE_TRACE_SINK  # noqa: E402
 
 DRIVER = Path(__file__).with_name("moe_driver.py")
-FAMILIES = {"deepseek_v3": (1, 2), "qwen3": (0, 1, 2), "gpt_oss": (0, 1, 2)}
+FAMILIES = {"deepseek_v3": (1, 2), "qwen3": (0, 1, 2), "gpt_oss": (0, 1, 2), "qwen3@": (0, 1, 2)}
 
 
 def trained(ranks: int, prepared: Any, out: Path) -> None:
@@ -54,9 +54,6 @@ def test_counts_equal_torchtitans_own_counted_once(ranks: int, prepared_text: An
         assert {(row["step"], row["layer_idx"]) for row in rows} == {
             (s, n) for s in (1, 2, 3) for n in layers
         }
-        assert {row["num_microbatches"] for row in rows} == {2 * ranks} or {
-            row["num_microbatches"] for row in rows
-        } == {2}
         for row in rows:
             name = f"layers.{row['layer_idx']}._checkpoint_wrapped_module.moe"
             per_rank = [counts[row["step"] - 1][name] for counts in own]

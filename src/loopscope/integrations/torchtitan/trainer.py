@@ -13,9 +13,11 @@ from torch import Tensor
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.trainer import Trainer
 
+from loopscope.capture.runtime import Watch
 from loopscope.collect import GroupReducer
 from loopscope.integrations.torchtitan.checks import check_config, check_model
 from loopscope.integrations.torchtitan.grad_norm import GradNorm, captured_grad_norm
+from loopscope.integrations.torchtitan.moe_adapter import is_torchtitan_moe, observe
 from loopscope.integrations.torchtitan.objective import AuxScale, StepLosses, device_loss
 from loopscope.integrations.torchtitan.options import LoopscopeOptions
 from loopscope.integrations.torchtitan.probing import TrainerProbe
@@ -56,9 +58,12 @@ class LoopscopeTrainer(Trainer):
         self._headline: dict[str, float] = {}
         self._tracing = False
         self._lr: float | None = None
+        self._watch: Watch | None = None
         self.session = Loopscope(settings)
         super().__init__(config)
         self.model = self.model_parts[0]
+        # torchtitan's own MoE models get the trace contract through hooks; ours have it.
+        self._watch = observe(self.model) if is_torchtitan_moe(self.model) else None
         check_model(self.model)
         self._scale = self._aux_scale()
         self.session.open(
@@ -230,6 +235,8 @@ class LoopscopeTrainer(Trainer):
         try:
             super().close()
         finally:
+            if self._watch is not None:
+                self._watch.remove()
             self.session.close()
 
     # -- set-up -----------------------------------------------------------------------------------------------
