@@ -1,0 +1,112 @@
+"""Comparing probes: only where they ran over the same tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from loopscope.errors import ConfigError, ProbeError
+
+if TYPE_CHECKING:
+    from loopscope.analysis.run import Run
+
+_TABLES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "probe_loss": (("stratum_kind", "stratum"), ("loss_mean",)),
+    "probe_overlap": (
+        ("layer_idx", "from_loop_step", "to_loop_step"),
+        ("topk_overlap", "topk_jaccard", "load_overlap"),
+    ),
+    "probe_router": (
+        ("unrolled_pos",),
+        ("load_entropy_ratio", "token_entropy_mean", "maxvio_count", "margin_mean", "selection_gap_mean"),
+    ),
+    "probe_readout": (("readout", "loop_step"), ("loss_mean", "kl_from_previous", "entropy_mean")),
+    "probe_margin": (("unrolled_pos", "quantity", "shuffle_scope"), ("rho", "rho_cal")),
+    "probe_perturbation": (("unrolled_pos",), ("amplification", "relative_distance", "flipped_share")),
+    "probe_specialisation": (("unrolled_pos", "kind", "stratum"), ("value",)),
+}
+"""Table → what names a row within one probe, and the values that are compared."""
+
+
+def require_same_corpus(first: Sequence[str], second: Sequence[str]) -> str:
+    """The one corpus hash that both sides have.
+
+    Raises:
+        ProbeError: a side has none or several, or they differ; the message holds the hashes.
+    """
+    one, other = (sorted(set(hashes)) for hashes in (first, second))
+    if len(one) != 1 or len(other) != 1 or one != other:
+        raise ProbeError(
+            f"probes over different tokens cannot be compared: corpus_hash {', '.join(one) or 'none'} on one side, "
+            f"{', '.join(other) or 'none'} on the other; expected one and the same. Probe both with the same corpus, "
+            "tokenizer and length."
+        )
+    return one[0]
+
+
+def compare_probes(
+    first: Run,
+    second: Run,
+    table: str = "probe_loss",
+    *,
+    first_step: int | None = None,
+    second_step: int | None = None,
+    corpus_hash: str | None = None,
+) -> pa.Table:
+    """What changed between two probes: a row per row of the probe and value, with both values and the change.
+
+    Args:
+        first: the run compared from.
+        second: the run compared to; may be the same run.
+        table: one of the probe tables.
+        first_step: the probe's step; None takes the last one.
+        second_step: the same of the second run.
+        corpus_hash: look at this corpus only, where a run was probed with several.
+
+    Returns:
+        The key columns, `metric`, `first`, `second`, `change` (second − first).
+
+    Raises:
+        ProbeError: the probes ran over different tokens, or there is none; both hashes are in the message.
+        ConfigError: no such table.
+    """
+    if table not in _TABLES:
+        raise ConfigError(f"table is {table!r}, expected one of {', '.join(_TABLES)}")
+    keys, metrics = _TABLES[table]
+    sides = [
+        _probe(run, table, (*keys, *metrics), step, corpus_hash)
+        for run, step in ((first, first_step), (second, second_step))
+    ]
+    require_same_corpus(*([row["corpus_hash"] for row in rows] for rows in sides))
+    named = [{tuple(row[key] for key in keys): row for row in rows} for rows in sides]
+    found: dict[str, list[Any]] = {name: [] for name in (*keys, "metric", "first", "second", "change")}
+    for key in (key for key in named[0] if key in named[1]):
+        for metric in metrics:
+            before, after = named[0][key][metric], named[1][key][metric]
+            for name, value in zip(keys, key, strict=True):
+                found[name].append(value)
+            found["metric"].append(metric)
+            found["first"].append(before)
+            found["second"].append(after)
+            found["change"].append(None if before is None or after is None else after - before)
+    return pa.table(found)
+
+
+def _probe(
+    run: Run, table: str, columns: Sequence[str], step: int | None, corpus_hash: str | None
+) -> list[dict[str, Any]]:
+    names = ", ".join(("step", "corpus_hash", "aggregation_scope", *columns))
+    rows: list[dict[str, Any]] = run.sql(f"select {names} from {table}").arrow().read_all().to_pylist()
+    if corpus_hash is not None:
+        rows = [row for row in rows if row["corpus_hash"] == corpus_hash]
+    if not rows:
+        raise ProbeError(f"{run.path} has no row of {table}; expected a run that was probed")
+    steps = sorted({row["step"] for row in rows})
+    wanted = steps[-1] if step is None else step
+    if wanted not in steps:
+        raise ProbeError(f"{run.path} has no probe at step {wanted}, expected one of {steps}")
+    rows = [row for row in rows if row["step"] == wanted]
+    whole = [row for row in rows if row["aggregation_scope"] == "global"]
+    return whole or rows
