@@ -201,9 +201,13 @@ def test_fifty_steps_compiled_by_inductor_equal_one_process_over_the_joined_batc
         "keep_windows": True,
         "name": "long",
     }
-    finished = trainings([{**scenario, "loopscope": {**LOUD, "trace_every": 7}}], ranks=2)
+    finished = trainings(
+        [{**scenario, "loopscope": {**LOUD, "trace_every": 7, "compile_reductions": True}}], ranks=2
+    )
     steps = [
         row[0] for row in finished.run("long").sql("select distinct step from router order by 1").fetchall()
     ]
     assert steps == [*range(1, 11), 14, 16, 21, 28, 32, 35, 42, 49, 50]
     assert check_against_one_process(finished, "long", steps) > 5000
+    [(detail,)] = finished.run("long").sql("select detail from health where event = 'warm_up'").fetchall()
+    assert " 0 failed" in detail

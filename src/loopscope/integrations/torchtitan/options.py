@@ -25,6 +25,8 @@ class LoopscopeOptions:
     """Write rank-local rows beside the global ones."""
     on_error: Literal["record", "raise"] = "record"
     """"record": errors of loopscope are counted and training goes on; "raise": they stop it."""
+    compile_reductions: bool = False
+    """Compile the reductions for this run's shapes before its first step: seconds per shape, repaid in long runs."""
     resume: bool = False
     """Continue the run in `out` from its latest checkpoint, as a new attempt."""
     probe_deep_every: int = 0

@@ -22,6 +22,7 @@ from loopscope.integrations.torchtitan.objective import AuxScale, StepLosses, de
 from loopscope.integrations.torchtitan.options import LoopscopeOptions
 from loopscope.integrations.torchtitan.probing import TrainerProbe
 from loopscope.integrations.torchtitan.ranks import decide
+from loopscope.integrations.torchtitan.warm_up import compile_reductions
 from loopscope.session import Loopscope
 from loopscope.trace import ACTIVE_TRACE_SINK, TraceSink
 
@@ -212,12 +213,20 @@ class LoopscopeTrainer(Trainer):
             parent_run_id=self._loaded.get(_RUN_ID),
             parent_attempt=self._loaded.get(_ATTEMPT),
         )
+        if self.config.loopscope.compile_reductions and self.session.config.trace_every:
+            self._compile_reductions()
         if (
             self._probe is not None
             and restored == 0
             and self.session.is_probe_step(0, self.config.training.steps)
         ):
             self._probe.run(0)
+
+    def _compile_reductions(self) -> None:
+        done = compile_reductions(self)
+        if done is not None and self.session.collector is not None:
+            detail = f"{done.compiled} reductions compiled in {done.seconds:.1f} s, {len(done.failed)} failed"
+            self.session.collector.record_event(self.step, "warm_up", "info", detail=detail)
 
     def state_dict(self) -> dict[str, Any]:
         """torchtitan's trainer state, and whose run and attempt it belongs to."""
