@@ -37,7 +37,7 @@ def fresh():
     forget_kernels()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.integers(1, 40), st.data())
 def test_passes_of_comparisons_find_what_topk_finds(experts, data):
     k = data.draw(st.integers(1, min(experts, 16)))
@@ -129,3 +129,27 @@ def test_without_a_compiler_the_reason_is_told_and_eager_remains(monkeypatch):
     assert done.failed == ("visit E=8 k=2: RuntimeError: no compiler",)
     assert done.compiled == 0
     assert reduce_visit(v, None, layout).sums.isfinite().all()
+
+
+@needs_compiler
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("experts", "k", "how"),
+    [
+        (64, 8, {}),
+        (1, 1, {}),
+        (5, 5, {"score_func": "sigmoid"}),
+        (32, 20, {"ties": True}),
+        (16, 2, {"scale": 1e4, "biased": True}),
+    ],
+)
+@pytest.mark.parametrize("masked", ["none", "some", "all_padding"])
+def test_every_form_of_a_visit(experts, k, how, dtype, masked):
+    v = visit(experts=experts, k=k, seq=37, width=40, dtype=dtype, **how)
+    valid, layout = mask(v, masked), visit_layout(experts, k)
+    eager = reduce_visit(v, valid, layout)
+    assert warm_up([(v, valid, layout)]).failed == ()
+    compiled = reduce_visit(v, valid, layout)
+    torch.testing.assert_close(compiled.sums, eager.sums, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(compiled.maxima, eager.maxima, rtol=1e-5, atol=1e-5)

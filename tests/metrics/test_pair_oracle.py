@@ -48,7 +48,7 @@ def counts_of(idx, valid, experts):
     return np.bincount(chosen.numpy().ravel(), minlength=experts)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(pairs())
 def test_every_transition_column(case):
     t, valid, how = case

@@ -40,7 +40,7 @@ def compare(got, expected, nulls, scale):
             np.testing.assert_allclose(have, want, rtol=2e-5, atol=atol, err_msg=name)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(visits())
 def test_every_router_column(case):
     v, valid = case
