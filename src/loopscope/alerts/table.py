@@ -124,6 +124,14 @@ _RULES = (
         chart="token_correlation",
     ),
     Rule(
+        name="files",
+        title="Files of the run cannot be read as they should",
+        bound="every part and journal is there, whole, and of a known schema",
+        why="what cannot be believed is left out of every number here, never guessed",
+        chart="files",
+        at_once=True,
+    ),
+    Rule(
         name="other",
         title="Something else was noticed",
         bound="any health event that is not information",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from loopscope.alerts import RULES, Alert, AlertEngine, AlertSettings
@@ -12,18 +12,22 @@ from loopscope.analysis.records import records, value
 from loopscope.analysis.run import Run
 from loopscope.analysis.scope import scope_of
 
-# Rules read these columns only. Lists are read where an expert is empty: most rows need none.
+# Rules read these columns only, and lists where an expert is empty. A visit that never comes near a bound
+# gives no alert, so its rows are not read; head and tail rows stay together, since they are told apart by order.
 _QUERIES = {
     "loss": (
-        "select step, total_loss, closure_error, nonfinite_fields, lb_loss, lb_loss_factor, z_loss, "
-        "z_loss_factor from loss where {where} and (abs(closure_error) > {closure} or nonfinite_fields is not null) "
-        "order by step"
+        "select step, total_loss, closure_error, nonfinite_fields, lb_loss, lb_loss_factor, z_loss, z_loss_factor "
+        "from loss where {where} and (abs(closure_error) > {closure} or nonfinite_fields is not null) order by step"
     ),
     "router": (
         "select step, block, unrolled_pos, loop_step, layer_idx, num_experts, top_k, num_tokens, maxvio_count, "
         "load_entropy_ratio, token_entropy_ratio, mutual_information, z_mean, logit_abs_max, dead_experts, "
         "case when dead_experts > 0 then expert_count end as expert_count "
-        "from router where {where} and step > {warmup} order by step, unrolled_pos"
+        "from router where {where} and step > {warmup} qualify bool_or(dead_experts > 0 "
+        "or load_entropy_ratio < {load_entropy} "
+        "or maxvio_count > {maxvio_share} * (num_experts / nullif(top_k, 0) - 1) or token_entropy_ratio < {collapse} "
+        "or abs(z_mean) > ln(greatest(num_experts, 1)) + {z_above} or logit_abs_max > {logit_abs_max}) over (partition by block, loop_step, layer_idx) "
+        "order by step, unrolled_pos"
     ),
     "residual": (
         "select step, block, unrolled_pos, token_correlation from residual "
@@ -101,11 +105,12 @@ def replay(run: Run, settings: AlertSettings | None = None) -> list[Alert]:
 def findings(run: Run, settings: AlertSettings | None = None) -> Findings:
     """The alerts in words, and what looks like becoming one."""
     settings = settings or AlertSettings()
+    damaged = tuple(_damaged(run))
     last = _last_step(run)
     if last is None:
-        return Findings(found=(), early=(), judged="", alerts=())
+        return Findings(found=damaged, early=(), judged="", alerts=())
     alerts = replay(run, settings)
-    found = tuple(_grouped(alerts, last))
+    found = (*damaged, *_grouped(alerts, last))
     early: tuple[Finding, ...] = ()
     judged = f"Judged over steps {settings.warmup_steps + 1} to {last}."
     traces = _traces_after(run, settings.warmup_steps)
@@ -125,12 +130,13 @@ def findings(run: Run, settings: AlertSettings | None = None) -> Findings:
 
 def _rows(run: Run, table: str, query: str, settings: AlertSettings) -> Iterator[dict[str, Any]]:
     where = scope_of(run, table).where
-    text = query.format(where=where, warmup=settings.warmup_steps, closure=settings.closure)
+    bounds = asdict(settings)
+    text = query.format(where=where, warmup=settings.warmup_steps, **bounds)
     if table == "loss":
         # A good row must be seen too, for it ends an alert; but a run without a bad one needs none.
         if value(run, text) is None:
             return
-        text = query.format(where=where, closure=-1)
+        text = query.format(where=where, **(bounds | {"closure": -1}))
     yield from records(run, text)
 
 
@@ -149,6 +155,26 @@ def _grouped(alerts: list[Alert], last: int, *, early: bool = False) -> Iterator
             chart=rule.chart,
             over=not rule.at_once and all(a.cleared is not None for a in group),
         )
+
+
+def _damaged(run: Run) -> Iterator[Finding]:
+    problems = run.problems
+    if not problems:
+        return
+    lost = sum(p.lost_rows or 0 for p in problems)
+    unknown = sum(1 for p in problems if p.lost_rows is None)
+    cost = f"{lost} rows are known to be lost" + (
+        f", and what {unknown} of them cost cannot be told" if unknown else ""
+    )
+    many = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    rule = RULES["files"]
+    yield Finding(
+        severity="critical" if lost or unknown else "warn",
+        rule=rule.name,
+        title=rule.title,
+        text=f"{many}; {cost}. First: {problems[0].where}: {problems[0].text}.",
+        chart=rule.chart,
+    )
 
 
 def _words(group: list[Alert], last: int, *, at_once: bool) -> str:

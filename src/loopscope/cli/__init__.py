@@ -37,6 +37,8 @@ _EXTRAS = {
     "mlx_lm": "mlx",
     "altair": "report",
     "jinja2": "report",
+    "markupsafe": "report",
+    "vl_convert": "report",
     "starlette": "service",
     "uvicorn": "service",
 }
@@ -59,6 +61,7 @@ _VERBS = {
     "train": _Verb(module="train", attribute="Train", help="Train with torchtitan, recording every step."),
     "toy": _Verb(module="toy", attribute="Toy", help="Train a tiny model and prove that nothing leaks."),
     "summary": _Verb(module="summary", attribute="Summary", help="Show what a run saw, in the terminal."),
+    "report": _Verb(module="report", attribute="Report", help="Write what a run saw as one HTML file."),
     "metrics": _Verb(module="metrics", attribute="Metrics", help="List every metric with its formula."),
     "verify": _Verb(module="verify", attribute="Verify", help="Check every part and row of a run."),
     "seal": _Verb(module="seal", attribute="Seal", help="Turn a run's journals into Parquet parts."),

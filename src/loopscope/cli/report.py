@@ -1,0 +1,53 @@
+"""`loopscope report RUN [RUN...] -o report.html`: what a run saw, as one file for the browser."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from loopscope.alerts import AlertSettings
+from loopscope.analysis import open_run
+from loopscope.cli.console import make_console, working
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """Write one HTML file that works offline: what is healthy and what is not, with the pictures.
+
+    Works while a run is being written, after a crash, and on a run that has hardly begun.
+    """
+
+    paths: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN...]")]
+    """Folders of 1 to 8 runs; several are compared."""
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report.html")
+    """The file to write; an existing one is replaced."""
+    warmup_steps: int = AlertSettings().warmup_steps
+    """Steps at the start that routing and loop are not judged by."""
+    sustain: int = AlertSettings().sustain
+    """Traces in a row that must break a rule's bound before it is a finding."""
+
+    def run(self) -> int:
+        """Write the file and print its findings and path; 0.
+
+        Raises:
+            NotARunError: a folder holds no run.
+            ConfigError: no run or too many, or a wrong bound.
+            StoreError: the file cannot be written.
+        """
+        from loopscope.report import write_report
+
+        settings = AlertSettings(warmup_steps=self.warmup_steps, sustain=self.sustain)
+        console = make_console()
+        with working("writing the report"):
+            parts = write_report([open_run(path) for path in self.paths], self.out, settings=settings)
+        for part in parts:
+            # Names come from run.json: they are text, not markup.
+            console.print(f"{part.name}: {part.headline}", markup=False)
+            for found in part.findings.found:
+                state = "over" if found.over else found.severity
+                console.print(f"  {state:<8}  {found.title}. {found.text}", markup=False)
+        print(self.out)
+        return 0

@@ -1,0 +1,83 @@
+"use strict";
+// Draws every element with data-chart from the JSON in #charts; again when light and dark change, or when a live
+// page hands over new data. Text reaches the page as data only, never as markup.
+const loopscope = (() => {
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  let charts = JSON.parse(document.getElementById("charts").textContent);
+  const views = new Map();
+
+  const viridis = ["#440154", "#482878", "#3e4989", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725"];
+  const themes = {
+    light: {
+      text: "#30363d", soft: "#5a626b", grid: "#e7eaed",
+      category: ["#0b5fa5", "#d06a00", "#0a7f5a", "#a3478f", "#6b6b00", "#8a2b2b", "#3b8fd6", "#555d66"],
+      ordinal: { scheme: "viridis", extent: [0, 0.88] }, heatmap: viridis,
+      diverging: ["#08457e", "#5a9bd0", "#f4f4f2", "#f0a35a", "#8c3f00"],
+    },
+    dark: {
+      text: "#d5dade", soft: "#a3adb7", grid: "#30363d",
+      category: ["#6cb6ff", "#ffab4d", "#4fd1a1", "#e59ad6", "#d9d06a", "#ff8f87", "#9fd0ff", "#b8c0c8"],
+      ordinal: { scheme: "viridis", extent: [0.3, 1] }, heatmap: viridis,
+      diverging: ["#9fd0ff", "#3f7fb5", "#2a2f35", "#b96f22", "#ffc27a"],
+    },
+  };
+
+  function config() {
+    const t = dark.matches ? themes.dark : themes.light;
+    const font = "system-ui, Segoe UI, Roboto, Helvetica Neue, Arial, sans-serif";
+    return {
+      background: null, font, padding: 4,
+      autosize: { type: "fit-x", contains: "padding" },
+      view: { stroke: null },
+      axis: { labelColor: t.text, titleColor: t.soft, gridColor: t.grid, domainColor: t.grid, tickColor: t.grid, labelFontSize: 12, titleFontSize: 12, titleFontWeight: "normal" },
+      axisX: { grid: false },
+      legend: { labelColor: t.text, titleColor: t.soft, labelFontSize: 12, titleFontSize: 12, titleFontWeight: "normal", orient: "top", direction: "horizontal", columns: 0, symbolType: "stroke", symbolStrokeWidth: 3 },
+      range: { category: t.category, ordinal: t.ordinal, heatmap: t.heatmap, ramp: t.heatmap, diverging: t.diverging },
+      line: { strokeCap: "round" },
+    };
+  }
+
+  function objects(data) {
+    return data.rows.map((row) => Object.fromEntries(data.columns.map((name, i) => [name, row[i]])));
+  }
+
+  async function draw(element) {
+    const chart = charts[element.dataset.chart];
+    if (!chart) return;
+    const data = objects(chart.data);
+    const spec = { ...chart.spec, datasets: { ...chart.spec.datasets, data } };
+    const theme = config();
+    // The title says what a single line is.
+    if (data.length && "series" in data[0] && data.every((row) => row.series === data[0].series)) theme.legend.disable = true;
+    const options = { mode: "vega-lite", renderer: "svg", actions: false, config: theme, tooltip: { theme: dark.matches ? "dark" : "light" } };
+    try {
+      const old = views.get(element);
+      const result = await vegaEmbed(element, spec, options);
+      if (old) old.finalize();
+      views.set(element, result.view);
+      element.dataset.drawn = String(Number(element.dataset.drawn || 0) + 1);
+    } catch (error) {
+      element.dataset.failed = "true";
+      element.textContent = "This picture could not be drawn: " + error.message;
+    }
+  }
+
+  // One after the other, so that the page stays quick to the touch while it fills.
+  let last = Promise.resolve();
+  function drawAll() {
+    for (const element of document.querySelectorAll("[data-chart]")) {
+      last = last.then(() => draw(element)).then(() => new Promise((done) => setTimeout(done)));
+    }
+    last.then(() => { document.body.dataset.ready = "true"; });
+    return last;
+  }
+
+  function replace(fresh) {
+    charts = fresh;
+    return drawAll();
+  }
+
+  dark.addEventListener("change", drawAll);
+  if (window.vegaEmbed) drawAll();
+  return { replace, drawAll };
+})();

@@ -1,0 +1,6 @@
+"""The sections of the report, one per file: `section(look)` gives a `Section`, empty where there is no data."""
+
+from loopscope.report.charts import experts, health, loop, loss, overlap, probe, router, speed
+
+SECTIONS = (loss, router, experts, speed, loop, overlap, probe, health)
+"""In the order of the page."""

@@ -1,0 +1,146 @@
+"""Whether the measurement itself can be trusted, and what it costs."""
+
+from __future__ import annotations
+
+from loopscope.report.chart import Chart, Data, Section, Table
+from loopscope.report.charts.loss import long_rows
+from loopscope.report.kit import lines
+from loopscope.report.look import LINE_BUCKETS, Look
+
+_METRICS = (("health", "event"), ("health", "value"))
+
+
+def section(look: Look) -> Section:
+    """Coverage, loopscope's own time, every event that is not information, everything wrong with the files."""
+    charts = [*_coverage(look), *_cost(look)] if look.has("health") else []
+    tables = [_events(look), _problems(look), _missing(look)]
+    text = "" if charts else "The run has no row of the table health."
+    return Section(
+        id="health", nav="Health", title="Health of the measurement", charts=charts, tables=tables, text=text
+    )
+
+
+def _coverage(look: Look) -> list[Chart]:
+    rows = look.thinned("(select * from health where event = 'coverage')", ["value"], _size(look, "coverage"))
+    if not rows:
+        return []
+    return [
+        Chart(
+            id="coverage",
+            title="Coverage",
+            text="Share of the promised visits that a trace saw. Less than 1: a hook is silent, or the model changed.",
+            spec=lines(y="seen / expected", color="series", zero=True),
+            data=Data.of(long_rows(rows, {"value": "coverage"})),
+            metrics=_METRICS,
+            scope=look.scope("health").words,
+            notes=_note(look, "coverage"),
+        )
+    ]
+
+
+def _cost(look: Look) -> list[Chart]:
+    rows = look.thinned("(select * from health where event = 'timing')", ["value"], _size(look, "timing"))
+    if not rows:
+        return []
+    total = look.rows("select sum(value) as s from health where event = 'timing'")[0]["s"]
+    elapsed = 0.0
+    if look.has("loss"):
+        elapsed = look.rows(
+            "select sum(e) as s from (select max(elapsed_s) as e from loss group by attempt)"
+        )[0]["s"]
+    share = (
+        f" In all {total:.3g} s, {total / elapsed:.2%} of the attempts' {elapsed:.5g} s." if elapsed else ""
+    )
+    return [
+        Chart(
+            id="cost",
+            title="Loopscope's own time",
+            text=f"Seconds that one traced step spent in loopscope.{share}",
+            spec=lines(y="s per traced step", color="series", zero=True),
+            data=Data.of(long_rows(rows, {"value": "own time"})),
+            metrics=_METRICS,
+            scope=look.scope("health").words,
+            notes=_note(look, "timing"),
+        )
+    ]
+
+
+def _size(look: Look, event: str) -> int:
+    count = int(look.rows(f"select count(distinct step) as n from health where event = '{event}'")[0]["n"])
+    return max(1, -(-count // LINE_BUCKETS))
+
+
+def _note(look: Look, event: str) -> tuple[str, ...]:
+    size = _size(look, event)
+    return (
+        (f"Thinned: buckets of {size} traces, with mean, smallest and largest of each.",) if size > 1 else ()
+    )
+
+
+def _events(look: Look) -> Table:
+    found = []
+    if look.has("health"):
+        found = look.rows(
+            "select event, severity, count(*) as n, min(step) as first, max(step) as last, "
+            "arg_min(detail, step) as detail, arg_min(unrolled_pos, step) as pos from health "
+            "where severity <> 'info' group by event, severity order by severity, n desc limit 50"
+        )
+    rows = [
+        (
+            row["event"], row["severity"], str(row["n"]), _span(row["first"], row["last"]),
+            "" if row["pos"] is None else str(row["pos"]), _cut(row["detail"] or ""),
+        )
+        for row in found
+    ]  # fmt: skip
+    columns = ("event", "severity", "rows", "steps", "first at depth", "first detail")
+    return Table(
+        id="events",
+        title="Events",
+        columns=columns,
+        rows=rows,
+        note="" if rows else "No event: nothing was missing, lost or not finite.",
+    )
+
+
+def _problems(look: Look) -> Table:
+    rows = [(p.where, _cut(p.text)) for p in look.run.problems[:50]]
+    note = "" if rows else "Every file of the run was read and its checksum is right."
+    return Table(id="files", title="Files", columns=("file", "what is wrong"), rows=rows, note=note)
+
+
+def _missing(look: Look) -> Table:
+    """Columns that are null in every row, with the reason."""
+    rows = []
+    for table in ("loss", "router", "residual", "probe_loss"):
+        if not look.has(table):
+            continue
+        names = [c.name for c in look.run.reader.schema(table).columns if c.name not in _KEYS]
+        nulls = look.rows(f"select {', '.join(f'count({n}) as {n}' for n in names)} from {table}")[0]
+        empty = [name for name in names if nulls[name] == 0]
+        rows += [(table, name, ", ".join(look.reasons(table, name))) for name in empty]
+    note = "" if rows else "Every column has values."
+    return Table(
+        id="missing",
+        title="Columns without any value",
+        columns=("table", "column", "reason"),
+        rows=rows,
+        note=note,
+    )
+
+
+# Keys; and names of faults, which are null in a healthy row without anything missing.
+_KEYS = frozenset(
+    (
+        *("run_id", "attempt", "step", "rank", "world_size", "aggregation_scope", "tokens_seen", "elapsed_s"),
+        *("wall_time", "null_reasons", "block", "unrolled_pos", "loop_step", "layer_idx", "score_func"),
+        *("score_space", "nonfinite_fields"),
+    )
+)
+
+
+def _span(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first} – {last}"
+
+
+def _cut(text: str, most: int = 300) -> str:
+    return text if len(text) <= most else text[:most] + " ..."

@@ -1,0 +1,72 @@
+"""The loss on the fixed corpus, by stratum."""
+
+from __future__ import annotations
+
+from loopscope.report.chart import Chart, Data, Section
+from loopscope.report.kit import lines
+from loopscope.report.look import SERIES_BUCKETS, Look
+
+_KINDS = {
+    "all": ("Loss on the whole corpus", "Mean over all target tokens."),
+    "repetition": ("Loss by the repetition of a document", "Buckets are fixed in the corpus' manifest."),
+    "domain": ("Loss by domain", "Domains are fixed in the corpus' manifest."),
+    "in_context_token": (
+        "Loss by earlier occurrences of the token",
+        "How often the target token came before in its document. A copying model is better where it did.",
+    ),
+    "in_context_bigram": (
+        "Loss by earlier occurrences of the bigram",
+        "How often the target came before after the same token: an induction head's gain.",
+    ),
+}
+
+
+def section(look: Look) -> Section:
+    """One chart per kind of stratum."""
+    if not look.has("probe_loss"):
+        return Section(
+            id="probe",
+            nav="Probe",
+            title="Probe",
+            text="The run has no probe: there is no row of the table probe_loss.",
+        )
+    scope = look.scope("probe_loss")
+    buckets = look.buckets("probe_loss", SERIES_BUCKETS)
+    corpora = look.rows("select distinct corpus_name, corpus_hash from probe_loss")
+    charts = []
+    for row in look.rows(f"select distinct stratum_kind as kind from probe_loss where {scope.where}"):
+        kind = row["kind"]
+        title, text = _KINDS.get(kind, (f"Loss by {kind}", ""))
+        source = (
+            f"(select * from probe_loss where {scope.where} and stratum_kind = '{kind.replace(chr(39), '')}')"
+        )
+        by = ("stratum", "corpus_hash")
+        data = [
+            {
+                "step": r["step"], "value": r["loss_mean"], "low": r["loss_mean_min"], "high": r["loss_mean_max"],
+                "stratum": r["stratum"] if len(corpora) == 1 else f"{r['stratum']} ({r['corpus_hash'][:6]})",
+            }
+            for r in look.thinned(source, ["loss_mean"], buckets.per_bucket, by=by)
+        ]  # fmt: skip
+        charts.append(
+            Chart(
+                id=f"probe_{kind}",
+                title=title,
+                text=text,
+                spec=lines(y="nats per token", color="stratum", points=True, band=buckets.per_bucket > 1),
+                data=Data.of(data),
+                metrics=(("probe_loss", "loss_mean"),),
+                scope=scope.words,
+                notes=(
+                    *((buckets.note,) if buckets.note else ()),
+                    *look.missing("probe_loss", ("loss_mean",)),
+                ),
+            )
+        )
+    order = list(_KINDS)
+    charts.sort(key=lambda c: order.index(c.id[6:]) if c.id[6:] in order else len(order))
+    named = ", ".join(f"{c['corpus_name'] or 'unnamed'} ({(c['corpus_hash'] or '?')[:12]})" for c in corpora)
+    text = f"Corpus: {named}. Step 0 is the initialisation; the values of step s belong to the parameters after it."
+    if len(corpora) > 1:
+        text += " Losses on different corpora are not comparable."
+    return Section(id="probe", nav="Probe", title="The fixed probe", charts=charts, text=text)

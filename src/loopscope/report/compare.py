@@ -1,0 +1,99 @@
+"""Several runs over each other: their headline quantities by step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from loopscope.analysis import Run
+from loopscope.analysis.health_findings import Findings
+from loopscope.report.chart import Chart, Data, Section
+from loopscope.report.kit import lines
+from loopscope.report.look import SERIES_BUCKETS, Look
+from loopscope.report.part import Part
+
+_BOUNDARY = "kind = 'step_boundary'"
+_WHOLE = "stratum_kind = 'all'"
+# id, title, table, SQL over the scope's rows giving one value per step, which rows, unit, column
+_QUANTITIES = (
+    ("task_loss", "Task loss", "loss", "avg(task_loss)", "true", "nats", "task_loss"),
+    ("grad", "Gradient norm", "loss", "avg(grad_norm)", "true", "norm", "grad_norm"),
+    (
+        "entropy",
+        "Least even visit",
+        "router",
+        "min(load_entropy_ratio)",
+        "true",
+        "ratio",
+        "load_entropy_ratio",
+    ),
+    ("maxvio", "Most overloaded expert", "router", "max(maxvio_count)", "true", "MaxVio", "maxvio_count"),
+    (
+        "dead",
+        "Experts without a token, all visits",
+        "router",
+        "sum(dead_experts)",
+        "true",
+        "",
+        "dead_experts",
+    ),
+    ("growth", "Growth at the loop's end", "transition", "arg_max(growth, to_pos)", _BOUNDARY, "", "growth"),
+    (
+        "probe",
+        "Loss on the probe corpus",
+        "probe_loss",
+        "avg(loss_mean)",
+        _WHOLE,
+        "nats per token",
+        "loss_mean",
+    ),
+)
+
+
+def comparison(runs: Sequence[Run], parts: Sequence[Part]) -> Part:
+    """A part of its own, with a chart per quantity and a line per run."""
+    looks = [Look(run) for run in runs]
+    names = unique([part.name for part in parts])
+    charts = [chart for quantity in _QUANTITIES if (chart := _chart(looks, names, *quantity)) is not None]
+    section = Section(
+        id="all", nav="All", title="Side by side", charts=charts, text="Aligned by optimizer step."
+    )
+    none = Findings(found=(), early=(), judged="", alerts=())
+    return Part(key="c", name="Comparison", facts=[], findings=none, sections=[section])
+
+
+def unique(names: Sequence[str]) -> list[str]:
+    """Names that tell runs apart, also where two have the same."""
+    return [name if list(names).count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)]
+
+
+def _chart(
+    looks: Sequence[Look], names: Sequence[str], name: str, title: str, table: str, value: str, only: str, unit: str,
+    column: str,
+) -> Chart | None:  # fmt: skip
+    rows, notes, scopes = [], [], []
+    for look, run in zip(looks, names, strict=True):
+        if not look.has(table):
+            notes.append(f"{run} has no row of the table {table}.")
+            continue
+        scope = look.scope(table)
+        scopes.append(scope.words)
+        source = f"(select step, {value} as v from {table} where {scope.where} and {only} group by step)"
+        buckets = look.buckets(table, SERIES_BUCKETS)
+        rows += [
+            {"step": r["step"], "run": run, "value": r["v"], "low": r["v_min"], "high": r["v_max"]}
+            for r in look.thinned(source, ["v"], buckets.per_bucket)
+        ]
+        if buckets.note:
+            notes.append(f"{run}: {buckets.note}")
+    if not rows:
+        return None
+    return Chart(
+        id=name,
+        title=title,
+        text="",
+        spec=lines(y=unit, color="run"),
+        data=Data.of(rows),
+        metrics=((table, column),),
+        scope=", ".join(dict.fromkeys(scopes)),
+        notes=tuple(notes),
+    )

@@ -1,0 +1,50 @@
+"""What a run is, in a line of facts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from loopscope.analysis.records import value
+from loopscope.report.look import Look
+
+
+def facts(look: Look) -> list[tuple[str, str]]:
+    """(name, text) pairs; what is not known is left out."""
+    manifest = look.run.manifest
+    found = [
+        ("run", manifest.run_id),
+        ("created", f"{manifest.created:%Y-%m-%d %H:%M} UTC"),
+        ("steps", f"{look.last_step:,}" if look.run.tables else "none yet"),
+        ("tokens", _count(look, "loss", "max(tokens_seen)")),
+        ("traced steps", _count(look, "router", "count(distinct step)")),
+        ("attempts", str(len(look.run.attempts))),
+        ("ranks", str(max((a.world_size for a in look.run.attempts), default=1))),
+        ("model", _model(manifest.trace_meta, manifest.expected_visits)),
+        ("loopscope", manifest.loopscope_version),
+        ("torch", manifest.versions.get("torch", "")),
+    ]
+    if manifest.rebuilt:
+        found.append(("run.json", "missing or invalid: put together from the rows"))
+    if manifest.parent_run_id:
+        found.append(("branched from", f"{manifest.parent_run_id} at step {manifest.parent_step}"))
+    return [(name, text) for name, text in found if text]
+
+
+def _count(look: Look, table: str, expression: str) -> str:
+    if not look.has(table):
+        return ""
+    number = value(look.run, f"select {expression} from {table}")
+    return "" if number is None else f"{number:,}"
+
+
+def _model(meta: Mapping[str, Any] | None, visits: list[dict[str, Any]]) -> str:
+    if not visits:
+        return ""
+    loop = [v for v in visits if v.get("block") == "loop"]
+    parts = [f"{len(visits)} visits"]
+    if meta:
+        parts.append(f"{meta.get('num_stacks')} loop steps × {meta.get('num_layers_in_stack')} layers")
+    sizes = sorted({(v.get("num_experts"), v.get("top_k")) for v in loop or visits})
+    parts.append(", ".join(f"{k} of {e} experts" if e else "dense" for e, k in sizes))
+    return "; ".join(parts)

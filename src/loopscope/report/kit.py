@@ -1,0 +1,171 @@
+"""The kinds of picture that the report is made of, as Altair charts without colours of their own.
+
+Colours come from the page's theme (light or dark): `category` for parts, `ordinal` for loop steps in order,
+`heatmap` for amounts, `diverging` around a middle. All are told apart in greyscale too, or by their dashes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import altair as alt
+
+Spec = dict[str, Any]
+_DATA = alt.NamedData("data")
+_HEIGHT = 220
+
+
+def x_step(title: str = "step", field: str = "step") -> alt.X:
+    """The training axis: optimizer steps or tokens."""
+    axis = alt.Axis(format="~s", tickCount=6, labelOverlap=True)
+    return alt.X(f"{field}:Q", title=title, axis=axis, scale=alt.Scale(nice=False, zero=False))
+
+
+def lines(
+    *,
+    y: str,
+    color: str,
+    kind: str = "nominal",
+    x: alt.X | None = None,
+    log: bool = False,
+    zero: bool = False,
+    marks: Sequence[int] = (),
+    bound: float | None = None,
+    color_title: str | None = None,
+    band: bool = True,
+    height: int = _HEIGHT,
+    points: bool = False,
+) -> Spec:
+    """Lines of mean values over steps, each in the band of its bucket's smallest and largest value.
+
+    The data has the columns of `x`, `value`, `low`, `high` and the one named by `color`.
+    """
+    scale = alt.Scale(type="log") if log else alt.Scale(zero=zero)
+    axis = alt.Axis(format=".4~g", tickCount=5, labelOverlap=True, grid=not log)
+    x = x or x_step()
+    sort = None if kind == "nominal" else alt.Undefined
+    base = alt.Chart(_DATA).encode(x=x)
+    tooltip = [
+        x_tip(x), alt.Tooltip(color, type=kind), alt.Tooltip("value:Q", format=".5g", title="mean"),  # type: ignore[arg-type]
+        alt.Tooltip("low:Q", format=".5g", title="smallest"), alt.Tooltip("high:Q", format=".5g", title="largest"),
+    ]  # fmt: skip
+    line = base.mark_line(strokeWidth=1.6, point={"size": 22} if points else False).encode(
+        y=alt.Y("value:Q", title=y, scale=scale, axis=axis),
+        color=alt.Color(color, type=kind, title=color_title, sort=sort),  # type: ignore[arg-type]
+        tooltip=tooltip,
+    )
+    if kind == "nominal":
+        # Parts are told apart without colour too.
+        line = line.encode(strokeDash=alt.StrokeDash(f"{color}:N", title=color_title, sort=sort))
+    # A line cannot be pointed at between its points; an invisible point can.
+    hover = base.mark_point(size=80, filled=True, opacity=0).encode(y=alt.Y("value:Q"), tooltip=tooltip)
+    layers: list[Any] = [line, hover]
+    if band:
+        # Filled by a channel and field of its own: else the band's legend would merge with the line's.
+        shade = alt.Fill(
+            "band", type=kind, sort=sort, legend=None,  # type: ignore[arg-type]
+            scale=alt.Scale(range="category" if kind == "nominal" else "ordinal"),
+        )  # fmt: skip
+        area = base.transform_calculate(band=f"datum[{color!r}]").mark_area(opacity=0.18)
+        area = area.encode(y=alt.Y("low:Q", title=y, scale=scale), y2="high:Q", fill=shade)
+        layers.insert(0, area)
+    layers += _rules(marks, bound, scale)
+    return _finished(alt.layer(*layers), height)
+
+
+def heatmap(*, y_order: Sequence[str], value: str, title: str, last: int, low: float | None = None) -> Spec:
+    """A step × depth map of `value`; a cell holds from its trace to the next one. Missing cells stay empty."""
+    scale = alt.Scale() if low is None else alt.Scale(domainMin=low)
+    tooltip = [
+        alt.Tooltip("visit:N"), alt.Tooltip("step:Q", title="from step"), alt.Tooltip("step_to:Q", title="to step"),
+        alt.Tooltip(f"{value}:Q", format=".5g", title=value),
+        alt.Tooltip(f"{value}_min:Q", format=".5g", title="smallest"),
+        alt.Tooltip(f"{value}_max:Q", format=".5g", title="largest"),
+    ]  # fmt: skip
+    limits = alt.Scale(nice=False, zero=False, domainMax=last)
+    chart = (
+        alt.Chart(_DATA)
+        .mark_rect(clip=True)
+        .encode(
+            x=x_step().scale(limits),
+            x2="until:Q",
+            y=alt.Y(
+                "visit:N", sort=list(y_order), title=None, axis=alt.Axis(labelOverlap=True, labelLimit=110)
+            ),
+            color=alt.Color(f"{value}:Q", title=title, scale=scale, legend=gradient()),
+            tooltip=tooltip,
+        )
+    )
+    return _finished(chart, min(560, max(96, 17 * len(y_order))))
+
+
+def matrix(*, x: str, y: str, value: str, title: str, middle: float | None = None, **more: Any) -> Spec:
+    """Cells over two ordered coordinates; with `middle` the colours diverge around it."""
+    scale = alt.Scale(range="diverging", domainMid=middle) if middle is not None else alt.Scale()
+    if "domain" in more:
+        scale.domain = more["domain"]
+    tooltip = [alt.Tooltip(f"{name}:Q", format=".4g") for name in (x, y, value, *more.get("extra", ()))]
+    ordinal: dict[str, Any] = {"type": "ordinal", "axis": alt.Axis(labelOverlap=True, labelAngle=0)}
+    base = alt.Chart(_DATA).encode(
+        x=alt.X(x, title=more.get("x_title", x), **ordinal),
+        y=alt.Y(y, title=more.get("y_title", y), **ordinal),
+        tooltip=tooltip,
+    )
+    cells = base.mark_rect().encode(
+        color=alt.Color(f"{value}:Q", title=title, scale=scale, legend=gradient())
+    )
+    layers = [cells]
+    if more.get("cross"):
+        layers.append(
+            base.transform_filter(alt.datum[more["cross"]] == 1).mark_point(
+                shape="cross",
+                angle=45,
+                size=40,
+                filled=True,
+                color="#d00000",
+                stroke="white",
+                strokeWidth=0.6,
+            )
+        )
+    if more.get("labels"):
+        # Outlined, so that the number is read on every colour and in both themes.
+        text = base.encode(text=alt.Text(f"{value}:Q", format=".2f"))
+        layers += [
+            text.mark_text(fontSize=11, stroke="white", strokeWidth=3, color="white", strokeJoin="round"),
+            text.mark_text(fontSize=11, color="black"),
+        ]
+    return _finished(alt.layer(*layers), more.get("height", _HEIGHT))
+
+
+def gradient() -> alt.Legend:
+    """A colour bar above the chart, which leaves its width to the chart."""
+    return alt.Legend(orient="top", gradientLength=180, gradientThickness=10, titleLimit=260, tickCount=4)
+
+
+def x_tip(x: alt.X) -> alt.Tooltip:
+    """The axis' value in the tooltip."""
+    return alt.Tooltip(str(x.shorthand), format=",.0f")
+
+
+def _rules(marks: Sequence[int], bound: float | None, scale: alt.Scale) -> list[Any]:
+    layers = []
+    if marks:
+        values = alt.InlineData(values=[{"step": step, "what": f"resumed at step {step}"} for step in marks])
+        rule = alt.Chart(values).mark_rule(strokeDash=[4, 3], strokeWidth=1.4, color="#c2410c")
+        layers.append(rule.encode(x="step:Q", tooltip="what:N"))
+    if bound is not None:
+        values = alt.InlineData(values=[{"bound": bound}])
+        rule = alt.Chart(values).mark_rule(strokeDash=[2, 3], strokeWidth=1.4, color="#b91c1c")
+        layers.append(
+            rule.encode(y=alt.Y("bound:Q", scale=scale), tooltip=alt.Tooltip("bound:Q", format=".3g"))
+        )
+    return layers
+
+
+def _finished(chart: Any, height: int) -> Spec:
+    spec: Spec = chart.properties(width="container", height=height).to_dict()
+    # The page's theme is the configuration; Altair's default one would fix sizes and colours.
+    spec.pop("config", None)
+    spec.pop("$schema", None)
+    return spec

@@ -1,0 +1,134 @@
+"""The page: Jinja2 with autoescape, one script bundle, no address outside the file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import vl_convert
+from markupsafe import Markup
+
+from loopscope import __version__
+from loopscope.alerts import AlertSettings
+from loopscope.analysis import Run
+from loopscope.errors import ConfigError, StoreError
+from loopscope.report.compare import comparison
+from loopscope.report.definitions import definition, glossary
+from loopscope.report.part import Part, part_of, plain_charts
+
+MOST_RUNS = 8
+"""Runs in one page."""
+
+
+def write_report(
+    runs: Sequence[Run], path: str | Path, *, settings: AlertSettings | None = None
+) -> list[Part]:
+    """Write one self-contained HTML file about 1 to 8 runs.
+
+    Args:
+        runs: opened runs; with more than one, the page begins with their comparison.
+        path: the file; its folder must exist. It is replaced as a whole or not at all.
+        settings: bounds of the alert rules.
+
+    Returns:
+        What the page says of each run.
+
+    Raises:
+        ConfigError: no run, or more than 8.
+        StoreError: the file cannot be written.
+    """
+    if not 1 <= len(runs) <= MOST_RUNS:
+        raise ConfigError(
+            f"got {len(runs)} runs, expected 1 to {MOST_RUNS}. Name fewer runs, or make several reports."
+        )
+    with ThreadPoolExecutor(1) as pool:
+        # Seconds of work that need none of the rows.
+        bundle = pool.submit(script_bundle)
+        parts = [part_of(run, f"r{index}", settings) for index, run in enumerate(runs)]
+        compared = comparison(runs, parts) if len(runs) > 1 else None
+        text = render(parts, compared, bundle.result())
+    target = Path(path)
+    temporary = target.with_name(target.name + ".tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(target)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise StoreError(f"{target} cannot be written: {error.strerror or error}") from None
+    return parts
+
+
+def render(parts: Sequence[Part], compared: Part | None, bundle: str, *, live: str = "") -> str:
+    """The page's text.
+
+    Args:
+        parts: what is said of each run.
+        compared: the comparison, before them.
+        bundle: the drawing script; empty where the page loads it from its own server.
+        live: path of the live data on the page's own server; empty for a file.
+    """
+    everything = [*([compared] if compared else []), *parts]
+    charts = {name: chart for part in everything for name, chart in plain_charts(part).items()}
+    metrics = [
+        m
+        for part in everything
+        for section in part.sections
+        for chart in section.charts
+        for m in chart.metrics
+    ]
+    return environment().get_template("report.html.j2").render(
+        parts=parts,
+        compared=compared,
+        title=", ".join(part.name for part in parts),
+        charts=script_json(charts),
+        bundle=Markup(bundle.replace("</script", "<\\/script")),
+        style=Markup(asset("report.css")),
+        script=Markup(asset("report.js")),
+        glossary=glossary(metrics),
+        define=definition,
+        version=__version__,
+        written=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        live=live,
+    )  # fmt: skip
+
+
+@cache
+def script_bundle() -> str:
+    """Vega, Vega-Lite and Vega-Embed as one script, from the installed vl-convert."""
+    bundle: str = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub is wrong
+    return bundle
+
+
+@cache
+def environment() -> jinja2.Environment:
+    """Every value is escaped, whatever the template's name; an unknown name is an error."""
+    loader = jinja2.PackageLoader("loopscope.report", "assets")
+    return jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+
+
+def script_json(data: Any) -> Markup:
+    """JSON inside a script element: nothing in it can end the element or begin another."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    for sign, escaped in (
+        ("<", "\\u003c"),
+        (">", "\\u003e"),
+        ("&", "\\u0026"),
+        ("\u2028", "\\u2028"),
+        ("\u2029", "\\u2029"),
+    ):
+        text = text.replace(sign, escaped)
+    return Markup(text)
+
+
+def asset(name: str) -> str:
+    """A file of this package."""
+    return files("loopscope.report").joinpath("assets", name).read_text(encoding="utf-8")

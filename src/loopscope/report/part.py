@@ -1,0 +1,86 @@
+"""One run's part of the page: findings, facts, sections."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from loopscope.alerts import RULES, AlertSettings, Rule
+from loopscope.analysis import Run
+from loopscope.analysis.health_findings import Finding, Findings, findings
+from loopscope.report.chart import Section
+from loopscope.report.charts import SECTIONS
+from loopscope.report.facts import facts
+from loopscope.report.look import Look
+
+HEADLINES = {
+    "critical": "Something is wrong",
+    "warn": "Something needs a look",
+    "ok": "Nothing to report: every rule is kept",
+    "young": "Nothing to report so far; the run is young",
+    "empty": "There are no rows yet",
+}
+"""State → the first sentence that people read."""
+
+# The chart that a rule points at may not exist in this run; then its section is the place.
+_SECTION_OF = {
+    "closure": "s-loss", "health": "s-health", "coverage": "s-health", "dead": "s-router", "token_entropy": "s-router",
+    "load_entropy": "s-router", "maxvio": "s-router", "z": "s-router", "growth": "s-loop", "relative_delta": "s-loop",
+    "token_correlation": "s-loop",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """Everything that the page says of one run."""
+
+    key: str
+    """Prefix of its identifiers in the page."""
+    name: str
+    """The run's name, or its folder's; text of strangers."""
+    facts: list[tuple[str, str]]
+    findings: Findings
+    sections: list[Section]
+
+    @property
+    def state(self) -> str:
+        """The worst finding that lasts."""
+        return self.findings.state
+
+    @property
+    def headline(self) -> str:
+        """The first sentence."""
+        return HEADLINES[self.state]
+
+    def anchor(self, finding: Finding) -> str:
+        """Where a finding's picture is."""
+        shown = {chart.id for section in self.sections for chart in section.charts}
+        shown |= {table.id for section in self.sections for table in section.tables}
+        target = finding.chart if finding.chart in shown else _SECTION_OF.get(finding.chart, "s-health")
+        return f"{self.key}-{target}"
+
+    def rule(self, finding: Finding) -> Rule:
+        """The finding's rule, for its bound and reason."""
+        return RULES[finding.rule]
+
+
+def part_of(run: Run, key: str, settings: AlertSettings | None = None) -> Part:
+    """Read a run once, and put its part together."""
+    look = Look(run)
+    return Part(
+        key=key,
+        name=run.manifest.run_name or run.path.name,
+        facts=facts(look),
+        findings=findings(run, settings),
+        sections=[module.section(look) for module in SECTIONS],
+    )
+
+
+def plain_charts(part: Part) -> dict[str, Any]:
+    """Identifier → specification and data, as the page's script reads them."""
+    return {
+        f"{part.key}-{chart.id}": {"spec": chart.spec, "data": chart.data.plain()}
+        for section in part.sections
+        for chart in section.charts
+        if chart.data.rows
+    }

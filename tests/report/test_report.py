@@ -1,0 +1,176 @@
+"""The file itself: self-contained, honest about thinning and missing values, deaf to hostile names."""
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from page_reader import Page
+from report_runs import Shape, generated_run
+
+from loopscope import open_run
+from loopscope.alerts import RULES
+from loopscope.errors import ConfigError, StoreError
+from loopscope.report import write_report
+from loopscope.report.definitions import _UNITS, definition
+from loopscope.report.part import _SECTION_OF
+
+SHAPE = Shape()
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7*7 }}"
+
+
+def written(tmp_path, *runs):
+    out = tmp_path / "report.html"
+    parts = write_report([open_run(run) for run in runs], out)
+    return Page(out), parts
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory):
+    return generated_run(tmp_path_factory.mktemp("runs") / "healthy", SHAPE)
+
+
+def test_nothing_outside_the_file_is_needed(healthy, tmp_path):
+    # With the real script: its own addresses are names of schemas, and the policy forbids every request.
+    page, _ = written(tmp_path, healthy)
+    for tag, attributes in page.tags:
+        for name in ("src", "href", "action", "data", "poster", "srcset", "formaction"):
+            target = attributes.get(name) or "#"
+            assert target.startswith("#") or target == "data:,", (tag, name, target)
+    policy = [
+        a["content"] for t, a in page.tags if t == "meta" and a.get("http-equiv") == "Content-Security-Policy"
+    ]
+    assert len(policy) == 1
+    assert policy[0].startswith("default-src 'none';")
+    assert "http" not in policy[0]
+    assert "url(" not in page.styles[0]
+    assert "@import" not in page.styles[0]
+    assert "vegaEmbed" in page.scripts[1]
+
+
+@pytest.mark.usefixtures("no_bundle")
+def test_links_lead_somewhere_and_identifiers_are_unique(healthy, tmp_path):
+    page, _ = written(tmp_path, healthy)
+    assert len(page.ids) == len(set(page.ids))
+    targets = [a["href"][1:] for t, a in page.tags if t == "a"]
+    assert set(targets) <= set(page.ids)
+    drawn = [a["data-chart"] for _, a in page.tags if "data-chart" in a]
+    assert set(drawn) == set(page.charts)
+
+
+@pytest.mark.usefixtures("no_bundle")
+def test_every_chart_says_definition_unit_and_scope(healthy, tmp_path):
+    _, parts = written(tmp_path, healthy)
+    charts = [chart for section in parts[0].sections for chart in section.charts]
+    assert len(charts) >= 20
+    for chart in charts:
+        assert chart.scope, chart.id
+        assert chart.metrics, chart.id
+        for table, name in chart.metrics:
+            assert definition(table, name).formula or table == "health", (chart.id, name)
+            assert name in _UNITS, name
+
+
+def test_units_are_the_registrys():
+    from loopscope.metrics import REGISTRY
+
+    known = {name: metric.unit for (_, name), metric in REGISTRY.items() if name in _UNITS}
+    assert known == {name: _UNITS[name] for name in known}
+    assert len(known) > 15
+
+
+def test_every_rule_points_at_a_place_that_exists(healthy, tmp_path, monkeypatch):
+    monkeypatch.setattr("loopscope.report.page.script_bundle", lambda: "")
+    page, _ = written(tmp_path, healthy)
+    for rule in RULES.values():
+        assert f"r0-{rule.chart}" in page.ids or f"r0-{_SECTION_OF[rule.chart]}" in page.ids, rule.name
+
+
+@pytest.mark.usefixtures("no_bundle")
+def test_a_hostile_name_is_text(tmp_path):
+    run = generated_run(tmp_path / "run", replace(SHAPE, steps=20), name=HOSTILE)
+    page, _ = written(tmp_path, run, run)
+    assert sum(1 for tag, _ in page.tags if tag == "script") == 3
+    assert "img" not in [tag for tag, _ in page.tags]
+    assert HOSTILE in page.text
+    assert not [a for _, a in page.tags if any(name.startswith("on") for name in a)]
+    # The comparison's data holds the name too; parsed again it is the same text.
+    assert {row["run"] for row in page.rows("c-task_loss")} == {f"{HOSTILE} (1)", f"{HOSTILE} (2)"}
+
+
+@pytest.mark.usefixtures("no_bundle")
+def test_a_long_run_is_thinned_to_mean_smallest_and_largest_and_says_so(tmp_path):
+    values = np.random.default_rng(1).normal(5, 1, 2100)
+    run = generated_run(tmp_path / "run", replace(SHAPE, steps=2100, changes={"loss": {"task_loss": values}}))
+    page, _ = written(tmp_path, run)
+    rows = [row for row in page.rows("r0-loss") if row["series"] == "task loss"]
+    assert len(rows) == 350  # buckets of 6
+    buckets = values.reshape(350, 6)
+    assert np.allclose([row["value"] for row in rows], buckets.mean(1), rtol=1e-4)
+    assert np.allclose([row["low"] for row in rows], buckets.min(1), rtol=1e-4)
+    assert np.allclose([row["high"] for row in rows], buckets.max(1), rtol=1e-4)
+    assert "Thinned: 2100 steps in buckets of 6" in page.text
+
+
+@pytest.mark.usefixtures("no_bundle")
+def test_missing_values_are_missing_with_their_reason(tmp_path):
+    visits = SHAPE.loops * SHAPE.layers + 2
+    rows = SHAPE.steps // SHAPE.every * visits
+    changes = {
+        "margin_p50": pa.nulls(rows, pa.float64()),
+        "null_reasons": json.dumps({"margin_p50": "not_applicable"}),
+    }
+    run = generated_run(tmp_path / "run", replace(SHAPE, changes={"router": changes}))
+    page, _ = written(tmp_path, run)
+    assert f"margin_p50 is missing in {rows} of {rows} rows: not_applicable." in page.text
+    assert "r0-margin" not in page.charts
+
+
+@pytest.mark.usefixtures("no_bundle")
+def test_experts_are_told_by_their_share_and_the_empty_ones_named(tmp_path):
+    visits = SHAPE.loops * SHAPE.layers + 2
+    rows = SHAPE.steps // SHAPE.every * visits
+    counts = np.tile([0, 300, 100, 100, 100, 100, 100, 0], (rows, 1)).tolist()
+    run = generated_run(tmp_path / "run", replace(SHAPE, changes={"router": {"expert_count": counts}}))
+    page, _ = written(tmp_path, run)
+    shares = {row["expert"]: row["share"] for row in page.rows("r0-experts_loop_layer_1") if row["row"] == 0}
+    assert shares == {0: 0, 1: 3, 2: 1, 3: 1, 4: 1, 5: 1, 6: 1, 7: 0}
+    assert "Without a token in every row: 0, 7." in page.text
+
+
+@pytest.mark.usefixtures("no_bundle")
+def test_a_rollback_is_marked_and_its_rows_are_not_drawn(tmp_path):
+    from loopscope.store import RunStore
+
+    path = tmp_path / "run"
+    with RunStore.create(path) as store:
+        for attempt, (steps, value) in enumerate([(range(1, 21), 9.0), (range(11, 31), 1.0)], 1):
+            store.claim_attempt(first_step=steps.start, parent_attempt=attempt - 1 or None)
+            writer = store.writer(attempt=attempt)
+            for step in steps:
+                writer.append("loss", {"step": step, "task_loss": value, "aggregation_scope": "global"})
+    page, _ = written(tmp_path, path)
+    drawn = {row["step"]: row["value"] for row in page.rows("r0-loss")}
+    assert drawn == {step: 9 if step < 11 else 1 for step in range(1, 31)}
+    assert "attempt 2 began at step 11 from attempt 1" in page.text
+    assert "10 rows that a rollback replaced are not drawn" in page.text
+
+
+@pytest.mark.usefixtures("no_bundle")
+def test_wrong_numbers_of_runs_and_a_place_that_cannot_be_written(healthy, tmp_path):
+    run = open_run(healthy)
+    with pytest.raises(ConfigError, match="got 0 runs"):
+        write_report([], tmp_path / "a.html")
+    with pytest.raises(ConfigError, match="got 9 runs"):
+        write_report([run] * 9, tmp_path / "a.html")
+    with pytest.raises(StoreError, match="cannot be written"):
+        write_report([run], tmp_path / "no" / "a.html")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_number_is_written_that_json_does_not_know(healthy, tmp_path, monkeypatch):
+    monkeypatch.setattr("loopscope.report.page.script_bundle", lambda: "")
+    page, _ = written(tmp_path, healthy)
+    assert not re.search(r"\bNaN\b|\bInfinity\b", page.scripts[0])
