@@ -35,6 +35,7 @@ def _readers(folder: Path, count: int) -> Figures:
         "-q",
         "-p",
         "no:cacheprovider",
+        "--timeout=3000",
         str(ROOT / "tests/faults" / test),
     ]
     done = subprocess.run(

@@ -27,7 +27,7 @@ def check_part(part: Part, run_id: str, schema: TableSchema | None) -> PartMeta:
         raise ValueError(
             f"its name lies: it says {said} of itself, expected {named} (table, run, attempt, writer, seq)"
         )
-    if schema is not None:
+    if schema is not None and not arrow.equals(schema.arrow):
         for field in schema.arrow:
             index = arrow.get_field_index(field.name)
             if index >= 0 and arrow.field(index).type != field.type:
