@@ -24,9 +24,10 @@ _QUERIES = {
         "load_entropy_ratio, token_entropy_ratio, mutual_information, z_mean, logit_abs_max, dead_experts, "
         "case when dead_experts > 0 then expert_count end as expert_count "
         "from router where {where} and step > {warmup} qualify bool_or(dead_experts > 0 "
-        "or load_entropy_ratio < {load_entropy} "
-        "or maxvio_count > {maxvio_share} * (num_experts / nullif(top_k, 0) - 1) or token_entropy_ratio < {collapse} "
-        "or abs(z_mean) > ln(greatest(num_experts, 1)) + {z_above} or logit_abs_max > {logit_abs_max}) over (partition by block, loop_step, layer_idx) "
+        "or load_entropy_ratio < {load_entropy} or token_entropy_ratio < {collapse} "
+        "or maxvio_count > {maxvio_share} * (num_experts / nullif(top_k, 0) - 1) "
+        "or abs(z_mean) > ln(greatest(num_experts, 1)) + {z_above} or logit_abs_max > {logit_abs_max}) "
+        "over (partition by block, loop_step, layer_idx) "
         "order by step, unrolled_pos"
     ),
     "residual": (
