@@ -36,6 +36,7 @@ PUBLIC = {
     "attach",
     "legacy_trace_point_factory",
     "open_run",
+    "open_runs",
     "reduce_trace",
     "run_probe_forward",
     "unrolled_position",

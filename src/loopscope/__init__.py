@@ -40,6 +40,7 @@ _PUBLIC = {
     "assert_trace_released": "loopscope.trace",
     "legacy_trace_point_factory": "loopscope.trace",
     "open_run": "loopscope.analysis",
+    "open_runs": "loopscope.analysis",
     "reduce_trace": "loopscope.collect",
     "run_probe_forward": "loopscope.trace",
     "unrolled_position": "loopscope.trace",
