@@ -166,6 +166,32 @@ def test_recompute_records_nothing(tmp_path: Path) -> None:
     assert len(rows(tmp_path, "router")) == 8
 
 
+class Heard(loopscope.NullCollector):
+    def on_probe_step(
+        self, step: int, sink: Any, meta: Any, per_token_loss: torch.Tensor
+    ) -> dict[str, float]:
+        self.visits = {
+            pos: (point.block, point.loop_step, point.topk_idx.flatten().tolist())
+            for pos, point in sink.items()
+        }
+        return {}
+
+
+def test_a_probe_records_an_attached_model_and_counts_no_step(tmp_path: Path) -> None:
+    model, heard = make(), Heard()
+    with attach(model, tmp_path) as run:
+        train_step(model)
+        loopscope.run_probe_forward(model, ids(5), collector=heard, step=1, meta=run.trace_meta())
+        assert run.step == 1
+        train_step(model)
+    assert [heard.visits[pos][:2] for pos in range(8)] == [
+        ("head", 0), ("loop", 0), ("loop", 0), ("loop", 1), ("loop", 1), ("loop", 2), ("loop", 2), ("tail", 0)
+    ]  # fmt: skip
+    counts = [[heard.visits[pos][2].count(expert) for expert in range(6)] for pos in range(8)]
+    assert counts == [found.tolist() for found in by_hand(model, ids(5))]
+    assert len(rows(tmp_path, "router")) == 16
+
+
 # -- mistakes ----------------------------------------------------------------------------------------------------
 
 

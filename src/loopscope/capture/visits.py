@@ -115,3 +115,12 @@ def expected_visits(plan: CapturePlan) -> tuple[VisitSpec, ...]:
         )
         for name, place in zip(calls, places(calls, layer_numbers(plan)), strict=True)
     )
+
+
+def promised_meta(plan: CapturePlan) -> TraceMeta | None:
+    """The TraceMeta of a forward that keeps the plan's promise; None where it promises no number of calls."""
+    calls = promised_calls(plan)
+    if calls is None:
+        return None
+    sizes = max((size_of(plan, name) for name in plan.blocks()), default=(0, 0))
+    return meta_of(places(calls, layer_numbers(plan)), *sizes)

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from loopscope.capture.runtime import Watch
+from loopscope.capture.visits import promised_meta
 from loopscope.errors import ConfigError, TraceError
 from loopscope.session.custom import CustomMetrics
 from loopscope.session.losses import LossLog
@@ -168,10 +169,20 @@ class Attachment:
         self.collector.on_metrics_step(self.step, loss, grad_norm, lr)
 
     def trace_meta(self) -> TraceMeta:
-        """Of the last forward that an armed sink recorded; for `run_probe_forward(..., meta=run.trace_meta())`."""
+        """For ``run_probe_forward(model, ids, meta=run.trace_meta(), ...)``, whose forward is recorded as well.
+
+        Of the last forward that a probe recorded, else as the plan promises.
+
+        Raises:
+            TraceError: the plan promises no number of calls, and nothing was recorded yet.
+        """
         meta = None if self._watch is None else self._watch.last_meta
+        meta = meta or promised_meta(self.adapter.plan)
         if meta is None:
-            raise TraceError("no forward was recorded for a probe yet.")
+            raise TraceError(
+                "the plan promises no number of calls, so the depth of the next forward is not known. Give every "
+                "block of the plan its `calls`."
+            )
         return meta
 
     # -- around a forward ---------------------------------------------------------------------------------------------

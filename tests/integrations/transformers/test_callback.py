@@ -13,7 +13,7 @@ hf = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "capture"))
-from hf_models import build  # noqa: E402
+from hf_models import FAMILIES, build  # noqa: E402
 
 import loopscope  # noqa: E402
 from loopscope.capture.hooks import RootHook  # noqa: E402
@@ -45,13 +45,16 @@ def trainer(model: Any, out: Path, **options: Any) -> Any:
 def ours(model: Any) -> list[Any]:
     """Hooks of loopscope; transformers leaves one of its own where it recomputes."""
     hooks = [h for m in model.modules() for h in (*m._forward_hooks.values(), *m._forward_pre_hooks.values())]
-    return [hook for hook in hooks if isinstance(hook, RootHook) or "loopscope" in getattr(hook, "__module__", "")]
+    return [
+        hook for hook in hooks if isinstance(hook, RootHook) or "loopscope" in getattr(hook, "__module__", "")
+    ]
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_training_through_the_callback(name: str, tmp_path: Path) -> None:
     model = build(name)
-    runner = trainer(model, tmp_path, gradient_checkpointing=True, eval_strategy="epoch")
+    recompute = {"gradient_checkpointing": True} if model.supports_gradient_checkpointing else {}
+    runner = trainer(model, tmp_path, **recompute, eval_strategy="epoch")
     runner.add_callback(loopscope_callback(out=tmp_path / "run", on_error="raise"))
     runner.train()
     run = loopscope.open_run(tmp_path / "run")
@@ -67,8 +70,9 @@ def test_training_through_the_callback(name: str, tmp_path: Path) -> None:
     assert all(row["lr"] > 0 for row in losses)
     rows = run.arrow("router").to_pylist()
     assert {row["step"]: row["num_microbatches"] for row in rows} == {1: 2, 2: 2, 3: 1, 4: 2, 5: 2, 6: 1}
-    per_epoch = [sum(row["num_tokens"] for row in rows if row["step"] in steps and row["layer_idx"] == 2)
-                 for steps in ((1, 2, 3), (4, 5, 6))]  # fmt: skip
+    layer = FAMILIES[name][1][-1]
+    tokens = {row["step"]: row["num_tokens"] for row in rows if row["layer_idx"] == layer}
+    per_epoch = [sum(tokens[step] for step in steps) for steps in ((1, 2, 3), (4, 5, 6))]
     assert per_epoch == [sum(6 + index % 6 for index in range(10))] * 2
     logged = [entry["loss"] for entry in runner.state.log_history if "loss" in entry]
     assert [row["total_loss"] for row in losses] == pytest.approx(logged, abs=2e-3)

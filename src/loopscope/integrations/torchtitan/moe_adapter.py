@@ -23,7 +23,7 @@ from loopscope.capture.runtime import Watch
 from loopscope.capture.spec import CapturePlan, CaptureSpec
 from loopscope.capture.torch_base import TorchModelAdapter
 from loopscope.capture.transformers_adapter import check_coverage
-from loopscope.capture.visits import expected_visits, layer_numbers, meta_of, places, promised_calls
+from loopscope.capture.visits import expected_visits, promised_meta
 
 _GATE = {"router_logits": "output"}
 _ROUTER = {"topk_weights": "output[0]", "topk_idx": "output[1]", "router_probs": "output[2]"}
@@ -75,10 +75,7 @@ def observe(model: nn.Module) -> Watch:
     """
     adapter = TorchtitanAdapter(model)
     visits = expected_visits(adapter.plan)
-    calls = promised_calls(adapter.plan)
-    assert calls is not None
-    sizes = max((visit.num_experts, visit.top_k) for visit in visits)
-    meta = meta_of(places(calls, layer_numbers(adapter.plan)), *sizes)
+    meta = promised_meta(adapter.plan)
     # Plain attributes, not submodules: nothing about the model's state or its names changes.
     model.expected_visits = lambda: visits  # type: ignore[assignment]
     model.trace_meta = lambda: meta  # type: ignore[assignment]
