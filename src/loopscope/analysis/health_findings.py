@@ -111,7 +111,8 @@ def findings(run: Run, settings: AlertSettings | None = None) -> Findings:
     if last is None:
         return Findings(found=damaged, early=(), judged="", alerts=())
     alerts = replay(run, settings)
-    found = (*damaged, *_grouped(alerts, last))
+    # What lasts comes first.
+    found = tuple(sorted((*damaged, *_grouped(alerts, last)), key=lambda finding: finding.over))
     early: tuple[Finding, ...] = ()
     judged = f"Judged over steps {settings.warmup_steps + 1} to {last}."
     traces = _traces_after(run, settings.warmup_steps)

@@ -1,0 +1,175 @@
+"""Two sides of runs against each other: configuration first, then every metric by block, loop step and layer."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from loopscope.analysis.records import records, value
+from loopscope.analysis.run import Run
+from loopscope.analysis.scope import scope_of
+
+By = Literal["run", "block", "loop_step", "layer"]
+
+# Of the run itself, not of how it was trained.
+_OWN = ("loopscope.out", "loopscope.run_name", "trainer.loopscope.out", "trainer.loopscope.run_name")
+
+_METRICS: Mapping[str, tuple[str, ...]] = {
+    "loss": ("task_loss", "total_loss", "lb_loss", "z_loss", "grad_norm"),
+    "router": (
+        "load_entropy_ratio", "maxvio_count", "dead_experts", "token_entropy_ratio", "margin_p50", "z_mean",
+        "logit_abs_max",
+    ),
+    "residual": ("norm_mean", "token_correlation"),
+    "transition": ("relative_delta", "growth", "state_cosine", "topk_overlap"),
+    "probe_loss": ("loss_mean",),
+}  # fmt: skip
+_ROWS = {"transition": "kind = 'step_boundary'", "probe_loss": "stratum_kind = 'all'"}
+# What rows are grouped by; None where a table has no such coordinate.
+_GROUPS: Mapping[tuple[str, By], str] = {
+    ("loss", "run"): "'all steps'",
+    ("probe_loss", "run"): "corpus_name",
+    **{(table, "block"): "block" for table in ("router", "residual")},
+    **{(table, "loop_step"): "'loop step ' || loop_step" for table in ("router", "residual")},
+    **{(table, "layer"): "'layer ' || layer_idx" for table in ("router", "residual")},
+    ("transition", "loop_step"): "'loop step ' || to_loop_step",
+    ("transition", "layer"): "'layer ' || to_layer_idx",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """A value of the configuration that is not the same on both sides."""
+
+    name: str
+    a: str
+    b: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """One metric in one place on both sides."""
+
+    table: str
+    metric: str
+    place: str
+    a: float | None
+    b: float | None
+    spread_a: float | None
+    """Standard deviation over the side's runs, ddof 1; None with one run."""
+    spread_b: float | None
+    beyond: bool | None
+    """True where the difference is above twice its standard error over runs; None with one run on a side."""
+
+    @property
+    def change(self) -> float | None:
+        """b − a."""
+        return None if self.a is None or self.b is None else self.b - self.a
+
+
+def settings_between(a: Sequence[Run], b: Sequence[Run]) -> list[Setting]:
+    """Settings, versions and facts that differ between the sides; a side whose runs differ shows all its values."""
+    sides = [[_flat(run) for run in side] for side in (a, b)]
+    names = sorted({name for side in sides for run in side for name in run} - set(_OWN))
+    found = []
+    for name in names:
+        texts = [" | ".join(dict.fromkeys(run.get(name, "(not set)") for run in side)) for side in sides]
+        if texts[0] != texts[1]:
+            found.append(Setting(name=name, a=texts[0], b=texts[1]))
+    return found
+
+
+def window_of(runs: Sequence[Run], share: float = 0.2) -> tuple[int, int] | None:
+    """First and last step of the last `share` of the steps that all runs have; None where a run has none."""
+    lasts = [value(run, "select max(step) from loss") if "loss" in run.tables else None for run in runs]
+    known = [int(last) for last in lasts if last is not None]
+    if not known or len(known) < len(lasts):
+        return None
+    end = min(known)
+    return max(1, math.floor(end * (1 - share)) + 1), end
+
+
+def differences(a: Sequence[Run], b: Sequence[Run], window: tuple[int, int], by: By) -> list[Difference]:
+    """Every metric's mean over the window's rows: per visit first, then over the visits of a place.
+
+    A quotient of counts, such as a load entropy, is never pooled over layers: it is averaged over visits.
+    """
+    sides = [[_means(run, window, by) for run in side] for side in (a, b)]
+    keys = dict.fromkeys(key for side in sides for run in side for key in run)
+    found = []
+    for table, metric, place in keys:
+        values = [[v for run in side if (v := run.get((table, metric, place))) is not None] for side in sides]
+        means = [statistics.fmean(side) if side else None for side in values]
+        spreads = [statistics.stdev(side) if len(side) > 1 else None for side in values]
+        found.append(
+            Difference(
+                table=table, metric=metric, place=place, a=means[0], b=means[1], spread_a=spreads[0],
+                spread_b=spreads[1], beyond=_beyond(values, means, spreads),
+            )
+        )  # fmt: skip
+    return found
+
+
+def _beyond(
+    values: Sequence[Sequence[float]], means: Sequence[float | None], spreads: Sequence[float | None]
+) -> bool | None:
+    (mean_a, mean_b), (spread_a, spread_b) = means, spreads
+    if mean_a is None or mean_b is None or spread_a is None or spread_b is None:
+        return None
+    error = math.sqrt(spread_a**2 / len(values[0]) + spread_b**2 / len(values[1]))
+    return abs(mean_b - mean_a) > 2 * error
+
+
+def _means(run: Run, window: tuple[int, int], by: By) -> dict[tuple[str, str, str], float | None]:
+    found: dict[tuple[str, str, str], float | None] = {}
+    for table, metrics in _METRICS.items():
+        place = _GROUPS.get((table, by))
+        if place is None or table not in run.tables:
+            continue
+        visit = {"router": "unrolled_pos", "residual": "unrolled_pos", "transition": "to_pos"}.get(table, "0")
+        averages = ", ".join(f"avg({metric}) as {metric}" for metric in metrics)
+        means = ", ".join(f"avg({metric}) as {metric}" for metric in metrics)
+        where = f"{scope_of(run, table).where} and {_ROWS.get(table, 'true')} and ({place}) is not null"
+        if table == "probe_loss":
+            # Probes are rare: the window may hold none, the last one before its end is what can be compared.
+            where += f" and step = (select max(step) from probe_loss where step <= {window[1]})"
+        else:
+            where += f" and step between {window[0]} and {window[1]}"
+        query = (
+            f"select place, {means} from (select {place} as place, {visit} as visit, {averages} from {table} "
+            f"where {where} group by all) group by place order by min(visit)"
+        )
+        for row in records(run, query):
+            found |= {(table, metric, str(row["place"])): row[metric] for metric in metrics}
+    return found
+
+
+def _flat(run: Run) -> dict[str, str]:
+    manifest = run.manifest
+    facts: dict[str, Any] = {
+        **manifest.configuration,
+        "version": manifest.versions,
+        "trace_meta": manifest.trace_meta or {},
+        "corpus": manifest.corpora,
+        "ranks": sorted({a.world_size for a in run.attempts}),
+    }
+    # A path below the run's own folder is the same setting in every run.
+    own = str(manifest.configuration.get("loopscope", {}).get("out") or run.path)
+    return {name: text.replace(own, "RUN") for name, text in _leaves("", facts)}
+
+
+def _leaves(name: str, given: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(given, Mapping):
+        for key, inner in given.items():
+            yield from _leaves(f"{name}.{key}" if name else str(key), inner)
+    elif isinstance(given, list) and given and all(isinstance(item, Mapping) for item in given):
+        for index, inner in enumerate(given):
+            yield from _leaves(f"{name}[{index}]", inner)
+    else:
+        text = str(given)
+        # An object's address differs between any two processes.
+        if " at 0x" not in text:
+            yield name, text

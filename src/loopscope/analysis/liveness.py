@@ -1,0 +1,35 @@
+"""Whether a run is being written, was closed, or was left by a writer that died."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Literal
+
+from loopscope.store.locks import GRACE_S, read_holder
+from loopscope.store.names import JOURNAL_DIR
+
+Liveness = Literal["live", "finished", "crashed"]
+
+
+def liveness(path: Path) -> Liveness:
+    """Judged by the writers' locks: a holder that lives, none, or one that is gone.
+
+    A holder on another machine cannot be asked; it touches its lock every few seconds while it lives.
+    """
+    locks = list((path / JOURNAL_DIR).glob("*.lock"))
+    if any(_alive(lock) for lock in locks):
+        return "live"
+    unsealed = any((path / JOURNAL_DIR).glob("*.wal"))
+    return "crashed" if locks or unsealed else "finished"
+
+
+def _alive(lock: Path) -> bool:
+    holder = read_holder(lock)
+    alive = None if holder is None else holder.process.alive()
+    if alive is not None:
+        return alive
+    try:
+        return time.time() - lock.stat().st_mtime < GRACE_S
+    except OSError:
+        return False

@@ -1,0 +1,115 @@
+"""`loopscope diff A B`: what is set differently, and what came out differently."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, get_args
+
+import tyro
+from rich.table import Table
+from rich.text import Text
+
+from loopscope.analysis import Run, open_run, open_runs
+from loopscope.analysis.compare import By, Difference, differences, settings_between, window_of
+from loopscope.cli.console import make_console, make_table, number, titled, working
+from loopscope.errors import ConfigError
+
+_TITLES = {
+    "run": "Losses",
+    "block": "By block",
+    "loop_step": "By loop step",
+    "layer": "By layer of the stack",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diff:
+    """Compare two runs, or two groups of runs that differ by their seeds.
+
+    First the settings that differ, then every metric over the last steps that all runs have: by block, loop step
+    and layer.
+    """
+
+    a: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="A")]
+    """Folder of a run, or a quoted pattern such as 'runs/base-*' for several seeds."""
+    b: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="B")]
+    """The other side."""
+    last: float = 0.2
+    """Share of the common steps, from their end, that is compared."""
+
+    def run(self) -> int:
+        """Print both parts; 0.
+
+        Raises:
+            NotARunError: a side names no run.
+            ConfigError: `last` is no share, or a run has no losses.
+        """
+        if not 0 < self.last <= 1:
+            raise ConfigError(
+                f"--last is {self.last}, expected a share above 0, 1 at most. Give one such as 0.2."
+            )
+        console = make_console()
+        with working("reading the runs"):
+            a, b = _side(self.a), _side(self.b)
+            window = window_of([*a, *b], self.last)
+            if window is None:
+                raise ConfigError(
+                    "a run has no row of the table loss yet, expected runs with at least one step."
+                )
+            settings = settings_between(a, b)
+            found = {by: differences(a, b, window, by) for by in get_args(By)}
+        console.print(f"A: {_named(a)}", markup=False)
+        console.print(f"B: {_named(b)}", markup=False)
+        console.print()
+        if settings:
+            table = make_table(("setting", "A", "B"), left=("setting", "A", "B"))
+            for setting in settings:
+                # Text, not markup: the values are somebody's configuration.
+                table.add_row(Text(setting.name), Text(setting.a), Text(setting.b))
+            for part in titled(f"Settings that differ: {len(settings)}", table):
+                console.print(part)
+        else:
+            console.print(Text("Settings: the same", style="bold"))
+        console.print(f"\nMeans over steps {window[0]} to {window[1]}; a visit counts as much as any other.")
+        for by, rows in found.items():
+            if rows:
+                console.print()
+                for part in titled(_TITLES[by], _table(rows, spread=len(a) > 1 or len(b) > 1)):
+                    console.print(part)
+        if len(a) > 1 and len(b) > 1:
+            console.print("\n* the difference is above twice its standard error over the runs")
+        return 0
+
+
+def _side(path: str) -> list[Run]:
+    return list(open_runs(path)) if any(sign in path for sign in "*?[") else [open_run(path)]
+
+
+def _named(runs: Sequence[Run]) -> str:
+    return ", ".join(f"{run.manifest.run_name or run.path.name} ({run.path})" for run in runs)
+
+
+def _table(rows: Sequence[Difference], *, spread: bool) -> Table:
+    columns = ["metric", "where", "A", "B", "B − A"]
+    if spread:
+        columns[3:3], columns[5:5] = ["± A"], ["± B"]
+        columns.append("")
+    table = make_table(columns, left=("metric", "where"))
+    order = list(dict.fromkeys((row.table, row.metric) for row in rows))
+    previous = None
+    for row in sorted(rows, key=lambda row: order.index((row.table, row.metric))):
+        name = f"{row.table}.{row.metric}"
+        cells = [
+            name if name != previous else "",
+            row.place,
+            number(row.a),
+            number(row.b),
+            number(row.change),
+        ]
+        if spread:
+            cells[3:3], cells[5:5] = [number(row.spread_a, 2)], [number(row.spread_b, 2)]
+            cells.append("*" if row.beyond else "")
+        table.add_row(*(Text(cell) for cell in cells))
+        previous = name
+    return table

@@ -1,0 +1,159 @@
+"""What `loopscope watch` shows of a run at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from loopscope.alerts import AlertSettings
+from loopscope.analysis import Run
+from loopscope.analysis.health_findings import findings
+from loopscope.analysis.liveness import liveness
+from loopscope.analysis.records import records
+from loopscope.analysis.scope import scope_of
+from loopscope.cli.console import make_table, number, titled
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_POINTS = 48
+
+
+def view(run: Run, settings: AlertSettings | None = None) -> Group:
+    """Head, losses, the loop, worst visits, alerts."""
+    parts = [_head(run), _losses(run), _loop(run), _worst(run), _alerts(run, settings)]
+    return Group(*(line for part in parts if part for line in [*part, Text("")]))
+
+
+def sparkline(values: Sequence[float | None]) -> str:
+    """One block per value between the smallest and the largest; a blank where there is none.
+
+    >>> sparkline([0, 1, None, 2])
+    '▁▅ █'
+    """
+    known = [value for value in values if value is not None]
+    if not known:
+        return " " * len(values)
+    low, span = min(known), (max(known) - min(known)) or 1.0
+    top = len(_BLOCKS) - 1
+    return "".join(" " if v is None else _BLOCKS[int((v - low) / span * top + 0.5)] for v in values)
+
+
+def _rows(run: Run, table: str, query: str) -> list[dict[str, Any]]:
+    return list(records(run, query.format(where=scope_of(run, table).where))) if table in run.tables else []
+
+
+def _head(run: Run) -> list[RenderableType]:
+    name = run.manifest.run_name or run.path.name
+    last = _rows(
+        run, "loss", "select step, attempt, tokens_seen, elapsed_s, wall_time from loss where {where} "
+        "order by step desc limit 20"
+    )  # fmt: skip
+    state = liveness(run.path)
+    if not last:
+        return [Text(f"{name}  [{state}]  no step yet", style="bold")]
+    newest, oldest = last[0], last[-1]
+    line = f"{name}  [{state}]  step {newest['step']}  attempt {newest['attempt']}"
+    if newest["tokens_seen"] is not None:
+        line += f"  {newest['tokens_seen']:,} tokens"
+    if newest["attempt"] == oldest["attempt"] and None not in (newest["elapsed_s"], oldest["elapsed_s"]):
+        seconds = newest["elapsed_s"] - oldest["elapsed_s"]
+        if seconds > 0 and newest["tokens_seen"] is not None and oldest["tokens_seen"] is not None:
+            line += f"  {number((newest['tokens_seen'] - oldest['tokens_seen']) / seconds, 3)} tokens/s"
+    if newest["wall_time"] is not None:
+        age = max(0.0, (datetime.now(UTC) - newest["wall_time"]).total_seconds())
+        line += f"  last row {_ago(age)} ago"
+    return [Text(line, style="bold")]
+
+
+def _losses(run: Run) -> list[RenderableType]:
+    names = ("task_loss", "total_loss", "lb_loss", "grad_norm", "lr")
+    rows = _rows(
+        run, "loss", f"select step, {', '.join(names)} from loss where {{where}} order by step desc limit {_POINTS * 4}"
+    )[::-1]  # fmt: skip
+    if not rows:
+        return []
+    table = make_table(("loss", "now", f"last {len(rows)} steps"), left=("loss", f"last {len(rows)} steps"))
+    for name in names:
+        values = [row[name] for row in rows]
+        table.add_row(name, number(values[-1]), sparkline(_thin(values)))
+    return [table]
+
+
+def _loop(run: Run) -> list[RenderableType]:
+    rows = _rows(
+        run, "transition", "select step, to_loop_step as r, avg(relative_delta) as delta, avg(growth) as growth, "
+        "avg(state_cosine) as cosine from transition where {where} and kind = 'step_boundary' "
+        f"and step in (select distinct step from transition order by step desc limit {_POINTS}) "
+        "group by step, r order by step, r",
+    )  # fmt: skip
+    if not rows:
+        return []
+    table = make_table(
+        ("loop step", "relative delta", "growth", "cosine", "relative delta over traces"),
+        left=("relative delta over traces",),
+    )
+    for step in sorted({row["r"] for row in rows}):
+        of = [row for row in rows if row["r"] == step]
+        line = sparkline([row["delta"] for row in of])
+        table.add_row(
+            f"{step - 1} → {step}",
+            number(of[-1]["delta"]),
+            number(of[-1]["growth"]),
+            number(of[-1]["cosine"]),
+            line,
+        )
+    return titled("The loop, mean over its layers' own values", table)
+
+
+def _worst(run: Run) -> list[RenderableType]:
+    rows = _rows(
+        run, "router", "select step, block, unrolled_pos, loop_step, layer_idx, maxvio_count, load_entropy_ratio, "
+        "dead_experts, num_experts from router where {where} and step = (select max(step) from router) "
+        "order by maxvio_count desc nulls last limit 5",
+    )  # fmt: skip
+    if not rows:
+        return []
+    table = make_table(("depth", "visit", "MaxVio", "load entropy", "dead experts"), left=("visit",))
+    for row in rows:
+        where = (
+            f"loop step {row['loop_step']}, layer {row['layer_idx']}"
+            if row["block"] == "loop"
+            else str(row["block"])
+        )
+        dead = "–" if row["dead_experts"] is None else f"{row['dead_experts']} of {row['num_experts']}"
+        table.add_row(
+            str(row["unrolled_pos"]),
+            where,
+            number(row["maxvio_count"]),
+            number(row["load_entropy_ratio"]),
+            dead,
+        )
+    return titled(f"Most overloaded visits at step {rows[0]['step']}", table)
+
+
+def _alerts(run: Run, settings: AlertSettings | None) -> list[RenderableType]:
+    result = findings(run, settings)
+    lines: list[RenderableType] = [Text("Alerts", style="bold")]
+    for found in result.found:
+        style = {"critical": "bold red", "warn": "yellow", "early": "dim"}[found.severity]
+        mark = "over" if found.over else found.severity
+        lines.append(Text(f"{mark}: {found.title}. {found.text}", style="dim" if found.over else style))
+    if not result.found:
+        lines.append(Text("none" + (f". {result.judged}" if result.state == "young" else ""), style="dim"))
+    return lines
+
+
+def _thin(values: Sequence[float | None]) -> list[float | None]:
+    size = max(1, -(-len(values) // _POINTS))
+    groups = [[v for v in values[i : i + size] if v is not None] for i in range(0, len(values), size)]
+    return [sum(group) / len(group) if group else None for group in groups]
+
+
+def _ago(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
