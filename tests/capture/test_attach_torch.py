@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 
 import loopscope
 from loopscope.capture import Capture, CoverageError, PlanError, ReconcileError, reducer
+from loopscope.capture.source import DECODERS
 from loopscope.errors import RunExistsError, TraceError, UnsupportedError
 from loopscope.models.toy import ToyLoopMoE
 
@@ -218,6 +220,42 @@ def test_a_wrong_source_stops_the_first_traced_step(
     with pytest.raises(ReconcileError, match=message), attach(model, tmp_path, plan=wrong, on_error=on_error):
         train_step(model)
     assert hooks(model) == 0
+
+
+WRONG = {
+    "swapped": {"topk_weights": "output[1][2]", "topk_idx": "output[1][1]"},
+    "probabilities": {"router_logits": "decode.test_probabilities"},
+    "arg-max": {"topk_idx": "decode.test_argmax"},
+    "largest index": {"router_logits": "decode.test_fewer"},
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_reconciliation_fires(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DECODERS, "test_probabilities", lambda module, output: output[1][0].softmax(-1))
+    monkeypatch.setitem(DECODERS, "test_argmax", lambda module, output: output[1][0].argmax(-1, keepdim=True))
+    monkeypatch.setitem(DECODERS, "test_fewer", lambda module, output: output[1][0][..., :5])
+    wrong = plan()
+    wrong["*.moe"]["tensors"] = {**wrong["*.moe"]["tensors"], **WRONG[name]}
+    model = make()
+    with pytest.raises(ReconcileError), attach(model, tmp_path, plan=wrong):
+        train_step(model)
+
+
+def test_nothing_of_a_trace_outlives_its_forward(tmp_path: Path) -> None:
+    model = make()
+    kept: list[weakref.ref[torch.Tensor]] = []
+    with attach(model, tmp_path) as run:
+        hear = run.collector.on_trace_step
+
+        def noting(step: int, sink: Any, meta: Any, **options: Any) -> Any:
+            kept.extend(weakref.ref(tensor) for point in sink.values() for tensor in point.tensors().values())
+            return hear(step, sink, meta, **options)
+
+        run.collector.on_trace_step = noting
+        model(ids())
+        assert len(kept) == 8 * 5
+        assert not [ref for ref in kept if ref() is not None]
 
 
 def test_a_module_that_is_never_called_stops_the_first_traced_step(tmp_path: Path) -> None:

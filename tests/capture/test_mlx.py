@@ -19,6 +19,7 @@ from mlx_lm.models import mixtral, olmoe, qwen3_moe  # noqa: E402
 
 import loopscope  # noqa: E402
 from loopscope.capture import CoverageError, PlanError, ReconcileError  # noqa: E402
+from loopscope.capture.source import DECODERS  # noqa: E402
 from loopscope.errors import UnsupportedError  # noqa: E402
 
 BASE: dict[str, Any] = {
@@ -121,14 +122,31 @@ def test_the_backend_is_told_from_the_model(tmp_path: Path) -> None:
     assert loopscope.open_run(tmp_path / "run").arrow("router").num_rows == 3
 
 
-def test_a_wrong_source_is_refused(tmp_path: Path) -> None:
-    model = build("qwen3_moe")
-    plan = {"model.layers.*.mlp.gate": {"tensors": {"router_logits": "decode.mlx_softmax"}}}
-    with (
-        pytest.warns(UserWarning, match="drops what was derived: router_probs"),
-        pytest.raises(ReconcileError, match="are probabilities"),
-        loopscope.attach(model, out=tmp_path / "run", plan=plan),
-    ):
+GATES, EXPERTS = "model.layers.*.mlp.gate", "model.layers.*.mlp.switch_mlp"
+ROUTING = {
+    "num_experts": 8, "top_k": 3, "score_func": "softmax", "order": "score_then_topk", "normalised": False,
+    "balancing": "unknown",
+}  # fmt: skip
+WRONG: dict[str, dict[str, Any]] = {
+    "probabilities": {GATES: {"tensors": {"router_logits": "decode.mlx_softmax"}}},
+    "swapped": {GATES: {"tensors": {"router_logits": "output", "router_probs": "input[0]"}}},
+    "arg-max": {
+        GATES: {"tensors": {"router_logits": "output", "topk_idx": "decode.test_argmax"}, "routing": ROUTING},
+        EXPERTS: {"tensors": {}},
+    },
+    "largest index": {GATES: {"tensors": {"router_logits": "decode.test_fewer"}}},
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*drops what was derived")
+@pytest.mark.parametrize("name", WRONG)
+def test_the_reconciliation_fires(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(
+        DECODERS, "test_argmax", lambda module, output: mx.argmax(output, axis=-1, keepdims=True)
+    )
+    monkeypatch.setitem(DECODERS, "test_fewer", lambda module, output: output[..., :-1])
+    model = build("olmoe")
+    with pytest.raises(ReconcileError), loopscope.attach(model, out=tmp_path / "run", plan=WRONG[name]):
         model(tokens())
 
 

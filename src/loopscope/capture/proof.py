@@ -97,6 +97,14 @@ def check_shapes(raw: Routing, spec: RoutingSpec, where: str) -> None:
                 f"{where}: {name} is {tuple(tensor.shape)}, expected ({tokens}, {spec.top_k}): the model declares "
                 f"k = {spec.top_k} ({_read(spec, 'top_k')}). An arg-max is not a top-k; check the source."
             )
+    for name, tensor, shape in (
+        ("router_probs", raw.probs, (tokens, spec.num_experts)),
+        ("expert_bias", raw.bias, (spec.num_experts,)),
+    ):
+        if tensor is not None and tuple(tensor.shape) != shape:
+            raise ReconcileError(
+                f"{where}: {name} is {tuple(tensor.shape)}, expected {shape}. The source names another tensor."
+            )
     for name, tensor in (
         ("router_logits", raw.logits),
         ("topk_weights", raw.weights),

@@ -19,6 +19,7 @@ cpu_compat.enable()
 import loopscope  # noqa: E402
 from loopscope.capture import CoverageError, ReconcileError  # noqa: E402
 from loopscope.capture.proof import Routing, reconcile  # noqa: E402
+from loopscope.capture.source import DECODERS  # noqa: E402
 from loopscope.errors import UnsupportedError  # noqa: E402
 from loopscope.integrations.torchtitan.moe_adapter import TorchtitanAdapter, observe, routing_of  # noqa: E402
 from loopscope.trace import ACTIVE_TRACE_SINK  # noqa: E402
@@ -130,14 +131,33 @@ def test_an_observed_model_has_the_contract_and_its_choice_is_recomputed(router:
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_a_wrong_tuple_order_is_refused() -> None:
-    model = small()
-    wrong = {"layers.1.moe.router": {"tensors": {"topk_weights": "output[2]", "topk_idx": "output[1]"}}}
-    with pytest.warns(UserWarning, match="drops what was derived"):
-        adapter = TorchtitanAdapter(model, overrides=wrong)
+ROUTER, GATE = "layers.1.moe.router", "layers.1.moe.router.gate"
+WRONG = {
+    "swapped": {ROUTER: {"topk_weights": "output[2]", "topk_idx": "output[1]", "router_probs": "output[0]"}},
+    "weights as indices": {ROUTER: {"topk_weights": "output[1]", "topk_idx": "output[0]"}},
+    "probabilities": {GATE: {"router_logits": "decode.test_probabilities"}},
+    "arg-max": {ROUTER: {"topk_idx": "decode.test_argmax"}},
+    "largest index": {GATE: {"router_logits": "decode.test_fewer"}},
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*drops what was derived")
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("score_func", ["softmax", "sigmoid"])
+def test_the_reconciliation_fires(name: str, score_func: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    score = torch.sigmoid if score_func == "sigmoid" else lambda logits: logits.softmax(-1)
+    monkeypatch.setitem(DECODERS, "test_probabilities", lambda module, output: score(output))
+    monkeypatch.setitem(DECODERS, "test_argmax", lambda module, output: output[1][..., :1])
+    monkeypatch.setitem(DECODERS, "test_fewer", lambda module, output: output[..., :-1])
+    model = small(score_func=score_func)
+    derived = TorchtitanAdapter(model).plan
+    wrong = {
+        module: {"tensors": {**derived[module].tensors, **changes}} for module, changes in WRONG[name].items()
+    }
+    adapter = TorchtitanAdapter(model, overrides=wrong)
     with adapter.listening() as window:
         model(TOKENS)
-    with pytest.raises(ReconcileError, match=r"topk_weights is \(48, 8\), expected \(48, 3\)"):
+    with pytest.raises(ReconcileError):
         window.points()
 
 

@@ -22,6 +22,7 @@ from loopscope.integrations.torchtitan.objective import AuxScale, StepLosses, de
 from loopscope.integrations.torchtitan.options import LoopscopeOptions
 from loopscope.integrations.torchtitan.probing import TrainerProbe
 from loopscope.integrations.torchtitan.ranks import decide
+from loopscope.integrations.torchtitan.support import check_support
 from loopscope.integrations.torchtitan.warm_up import compile_reductions
 from loopscope.session import Loopscope
 from loopscope.trace import ACTIVE_TRACE_SINK, TraceSink
@@ -49,6 +50,7 @@ class LoopscopeTrainer(Trainer):
 
     def __init__(self, config: Config) -> None:
         check_config(config)
+        check_support(config)
         settings = config.loopscope.to_config()
         config.dump_folder = str(Path(settings.out) / "torchtitan")
         self._loaded: dict[str, Any] = {}
