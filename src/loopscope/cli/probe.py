@@ -1,0 +1,171 @@
+"""`loopscope probe`: what finished checkpoints do on a fixed corpus, and what changed between two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from loopscope.cli.console import MISSING, make_console, make_table, step_progress
+from loopscope.errors import ConfigError, ProbeError
+
+if TYPE_CHECKING:
+    from loopscope.integrations.torchtitan.offline import OfflineSettings
+    from loopscope.integrations.torchtitan.offline_compare import Comparison, VisitChange
+    from loopscope.metrics.probe.compare import Interval
+
+
+_WIDTH = 130
+"""Of the table of a comparison: an interval that is folded over several lines is hard to read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Probe:
+    """Probe finished torchtitan checkpoints of the loopmoe model.
+
+    loopscope probe CHECKPOINT --out RUN probes one; --series DIR all that a run left, going on where an earlier
+    call stopped; --compare A B prints what changed between two, and by how much.
+    """
+
+    checkpoint: Annotated[Path | None, tyro.conf.Positional] = None
+    """A step-N folder."""
+    series: Path | None = None
+    """A run's folder, or one that holds step-N folders: probe all of them."""
+    compare: tuple[Path, Path] | None = None
+    """Two step-N folders to compare; nothing is written."""
+    out: Path | None = None
+    """Folder of the run that the rows go to. For --series the default is offline-probe-CORPUS in the run's own."""
+    corpus: str = "core"
+    """Name of a corpus that comes with loopscope, or the folder of one."""
+    run_dir: Annotated[Path | None, tyro.conf.arg(name="run")] = None
+    """The run that wrote the checkpoints; default: looked for above them."""
+    seq_len: int | None = None
+    """Tokens per document at most; default: as in the run's own probes."""
+    batch_size: int | None = None
+    """Documents per forward; default: as in the run's own probes."""
+    dtype: Literal["run", "fp32"] = "run"
+    """Parameters as in the training's forwards, or in float32, which the perturbation needs."""
+    deep: Literal["no", "batch", "document"] = "no"
+    """Also run the deep probe, its null shuffled over all tokens (batch) or within each document."""
+
+    def run(self) -> int:
+        """0 when done, 1 where a checkpoint was refused.
+
+        Raises:
+            ConfigError: the question was wrong.
+            ProbeError: a checkpoint is incomplete or of another architecture.
+        """
+        asked = [self.checkpoint, self.series, self.compare]
+        if sum(one is not None for one in asked) != 1:
+            raise ConfigError("expected one of CHECKPOINT, --series DIR and --compare A B")
+        for name, least in (("seq_len", 2), ("batch_size", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"--{name.replace('_', '-')} is {value}, expected >= {least}")
+        from loopscope.models import cpu_compat
+
+        cpu_compat.enable()
+        if self.compare is not None:
+            return self._compare(*self.compare)
+        return self._probe()
+
+    def _settings(self) -> OfflineSettings:
+        from loopscope.integrations.torchtitan.offline import OfflineSettings
+        from loopscope.probe.deep import DeepSettings
+
+        return OfflineSettings(
+            corpus=self.corpus,
+            seq_len=self.seq_len,
+            batch_size=self.batch_size,
+            dtype=self.dtype,
+            deep=None if self.deep == "no" else DeepSettings(shuffle_scope=self.deep),
+            run=self.run_dir,
+        )
+
+    def _probe(self) -> int:
+        from loopscope.integrations.torchtitan.offline import probe_checkpoints
+        from loopscope.integrations.torchtitan.offline_checkpoint import (
+            check_complete,
+            find_checkpoints,
+            training_of,
+        )
+
+        console = make_console(stderr=True)
+        refused = 0
+        if self.checkpoint is not None:
+            if self.out is None:
+                raise ConfigError("--out is missing, expected the folder of the run that the rows go to")
+            whole, out = [self.checkpoint], self.out
+        else:
+            assert self.series is not None
+            whole = []
+            for path in find_checkpoints(self.series):
+                try:
+                    check_complete(path)
+                    whole.append(path)
+                except ProbeError as error:
+                    refused += 1
+                    console.print(f"refused: {error}", markup=False)
+            if not whole:
+                return 1
+            folder = training_of(whole[0], self.run_dir).run
+            out = self.out or folder / f"offline-probe-{Path(self.corpus).name}"
+        with step_progress(console) as progress:
+            bar = progress.add_task("probing", total=len(whole))
+            steps = probe_checkpoints(
+                whole, out, self._settings(), progress=lambda step: progress.advance(bar)
+            )
+        skipped = len(whole) - len(steps)
+        print(f"probed {len(steps)} checkpoint(s), {skipped} were done before, {refused} refused")
+        print(out)
+        return 1 if refused else 0
+
+    def _compare(self, first: Path, second: Path) -> int:
+        from loopscope.integrations.torchtitan.offline_compare import compare_checkpoints
+
+        _show(compare_checkpoints(first, second, self._settings()), first, second)
+        return 0
+
+
+def _show(found: Comparison, first: Path, second: Path) -> None:
+    console = make_console()
+    console.width = max(console.width, _WIDTH)
+    table = make_table(
+        ["pos", "visit", "choice changed", "entropy, nats", "norm, relative", "reading"],
+        left=["visit", "reading"],
+    )
+    for change in found.visits:
+        table.add_row(
+            str(change.visit.unrolled_pos),
+            _name(change),
+            _cell(change.choice),
+            _cell(change.entropy),
+            _cell(change.norm),
+            _reading(change.meaningful),
+        )
+    console.print(f"{first} → {second}", markup=False)
+    console.print(
+        f"corpus {found.corpus_name} {found.corpus_hash[:12]}, {found.num_documents} documents; mean [95% interval, "
+        "documents resampled]",
+        markup=False,
+    )
+    console.print(table)
+    reading = _reading(found.loss.meaningful)
+    console.print(f"loss, nats per token: {_cell(found.loss)}  {reading}", markup=False)
+
+
+def _name(change: VisitChange) -> str:
+    visit = change.visit
+    return f"layer {visit.layer_idx}, loop step {visit.loop_step}" if visit.block == "loop" else visit.block
+
+
+def _cell(interval: Interval | None) -> str:
+    if interval is None:
+        return MISSING
+    return f"{interval.mean:.2g} [{interval.low:.2g}, {interval.high:.2g}]"
+
+
+def _reading(meaningful: bool) -> str:
+    return "changed" if meaningful else "no meaningful difference"

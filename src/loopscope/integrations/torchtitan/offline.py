@@ -1,0 +1,182 @@
+"""Probes of finished checkpoints: the same functions as online, into a run of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+from torchtitan.components.tokenizer import HuggingFaceTokenizer
+
+from loopscope.analysis import open_run
+from loopscope.errors import CheckpointMismatchError, ConfigError
+from loopscope.integrations.torchtitan.offline_checkpoint import (
+    Training,
+    check_complete,
+    load_model,
+    step_of,
+    training_of,
+)
+from loopscope.probe import EncodedCorpus, load_corpus
+from loopscope.probe.deep import DeepSettings, run_deep_probe
+from loopscope.probe.deep_routing import Chosen
+from loopscope.session import Loopscope
+from loopscope.trace import run_probe_forward
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OfflineSettings:
+    """How checkpoints are probed."""
+
+    corpus: str = "core"
+    """Name of a corpus that comes with loopscope, or the path of one."""
+    seq_len: int | None = None
+    """Tokens per document at most; None takes the run's own probes'."""
+    batch_size: int | None = None
+    """Documents per forward; None takes the run's own probes'."""
+    dtype: Literal["run", "fp32"] = "run"
+    """Parameters as in the training's forwards, or in float32."""
+    deep: DeepSettings | None = None
+    """Also run the deep probe."""
+    run: Path | None = None
+    """The run that wrote the checkpoints; None looks for it above them."""
+
+    @property
+    def param_dtype(self) -> torch.dtype | None:
+        """None: as in the training."""
+        return torch.float32 if self.dtype == "fp32" else None
+
+
+def encode_for(training: Training, settings: OfflineSettings) -> EncodedCorpus:
+    """The corpus under the run's tokenizer.
+
+    Raises:
+        ConfigError: there is no such corpus, or a longer sequence is asked for than the model's context.
+        ProbeError: a document or the vocabulary does not fit.
+    """
+    seq_len = training.seq_len if settings.seq_len is None else settings.seq_len
+    if seq_len > training.shape.max_seq_len:
+        raise ConfigError(
+            f"--seq-len is {seq_len}, longer than the model's context of {training.shape.max_seq_len} tokens; expected "
+            "at most that"
+        )
+    tokenizer = HuggingFaceTokenizer(tokenizer_path=str(training.tokenizer_path))
+    corpus = load_corpus(settings.corpus).encode(tokenizer.encode, seq_len)
+    corpus.check_vocabulary(training.shape.vocab_size)
+    return corpus
+
+
+def probe_checkpoints(
+    checkpoints: Sequence[Path],
+    out: Path,
+    settings: OfflineSettings,
+    *,
+    progress: Callable[[int], None] = lambda step: None,
+) -> list[int]:
+    """Probe checkpoints in order of their steps; those whose rows `out` holds already are skipped.
+
+    Rows go to a run of their own in `out`, at the checkpoint's step. Killed in between, the next call goes on.
+
+    Args:
+        checkpoints: complete step-N folders of one run.
+        out: folder of the run for the rows.
+        settings: how.
+        progress: hears of every step that is done.
+
+    Returns:
+        The steps that were probed now.
+
+    Raises:
+        ProbeError: a checkpoint is incomplete (named), or of another architecture.
+        CheckpointMismatchError: `out` holds probes of something else.
+    """
+    ordered = sorted(checkpoints, key=step_of)
+    for checkpoint in ordered:
+        check_complete(checkpoint)
+    training = training_of(ordered[0], settings.run)
+    corpus = encode_for(training, settings)
+    source: dict[str, object] = {
+        "run_id": training.run_id,
+        "corpus_hash": corpus.corpus_hash,
+        "dtype": settings.dtype,
+        "deep": None if settings.deep is None else settings.deep.shuffle_scope,
+    }
+    resume = (out / "run.json").is_file()
+    done, parent = _done(out, source) if resume else (set(), None)
+    missing = [step_of(path) for path in ordered if step_of(path) not in done]
+    if not missing:
+        return []
+    # A later attempt replaces every step from its first on, so what follows a gap is probed again.
+    todo = [path for path in ordered if step_of(path) >= missing[0]]
+    earlier = [path for path in ordered if step_of(path) < missing[0]]
+    config = Loopscope.Config(out=out, run_name=f"probes of {training.run.name}", resume=resume)
+    first = load_model(todo[0], training, dtype=settings.param_dtype)
+    with Loopscope(config) as scope:
+        scope.open(
+            expected_visits=first.expected_visits(),  # type: ignore[operator]  # nn.Module types it as a tensor
+            meta=first.trace_meta(),  # type: ignore[operator]
+            configuration={"offline": source},
+        )
+        scope.use_corpus(corpus)
+        scope.begin_attempt(
+            first_step=missing[0], parent_run_id=scope.run_id if resume else None, parent_attempt=parent
+        )
+        before = _chosen_before(earlier, training, corpus, settings)
+        for number, checkpoint in enumerate(todo):
+            model = load_model(checkpoint, training, dtype=settings.param_dtype) if number else first
+            before = _probe(model, scope, step_of(checkpoint), corpus, settings, training, before)
+            scope.flush(durable=True)
+            progress(step_of(checkpoint))
+    return [step_of(path) for path in todo]
+
+
+def _probe(
+    model: nn.Module,
+    scope: Loopscope,
+    step: int,
+    corpus: EncodedCorpus,
+    settings: OfflineSettings,
+    training: Training,
+    before: tuple[int, Chosen] | None,
+) -> tuple[int, Chosen] | None:
+    collector = scope.collector
+    assert collector is not None
+    batch_size = settings.batch_size or training.batch_size
+    ids = torch.from_numpy(corpus.input_ids.copy()).to(next(model.parameters()).device)
+    scope.begin_step(step)
+    run_probe_forward(model, ids, collector=collector, step=step, batch_size=batch_size)
+    if settings.deep is None:
+        return None
+    result = run_deep_probe(model, corpus, settings.deep, batch_size=batch_size, before=before)
+    collector.record_rows(step, result.tables)
+    for text in result.skipped:
+        collector.record_event(step, "probe_skipped", "warn", detail=text)
+    return step, result.chosen
+
+
+def _chosen_before(
+    earlier: Sequence[Path], training: Training, corpus: EncodedCorpus, settings: OfflineSettings
+) -> tuple[int, Chosen] | None:
+    """What the last checkpoint that was done before chose: going on gives the rows of never having stopped."""
+    if settings.deep is None or not earlier:
+        return None
+    model = load_model(earlier[-1], training, dtype=settings.param_dtype)
+    result = run_deep_probe(
+        model, corpus, settings.deep, batch_size=settings.batch_size or training.batch_size
+    )
+    return step_of(earlier[-1]), result.chosen
+
+
+def _done(out: Path, source: dict[str, object]) -> tuple[set[int], int]:
+    """Steps that `out` holds rows of, and its last attempt."""
+    run = open_run(out)
+    known = run.manifest.configuration.get("trainer", {}).get("offline")
+    if known != source:
+        raise CheckpointMismatchError(
+            f"{out} holds a run about {known}, expected probes of {source}. Name another folder with --out."
+        )
+    rows = run.sql("select distinct step from probe_loss where stratum_kind = 'all'").fetchall()
+    return {step for (step,) in rows}, max(attempt.attempt for attempt in run.attempts)

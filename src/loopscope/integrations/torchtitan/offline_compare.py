@@ -1,0 +1,136 @@
+"""Two checkpoints over the same documents: which visits changed, by how much, and whether that means anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from loopscope.analysis import require_same_corpus
+from loopscope.errors import ProbeError
+from loopscope.integrations.torchtitan.offline import OfflineSettings, encode_for
+from loopscope.integrations.torchtitan.offline_checkpoint import check_complete, load_model, training_of
+from loopscope.metrics.probe.compare import Interval, entropy_by_document, paired_interval
+from loopscope.metrics.probe.specialisation import saturation
+from loopscope.trace import NullCollector, TraceMeta, TraceSink, VisitSpec, run_probe_forward
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VisitChange:
+    """How one visit differs between two checkpoints."""
+
+    visit: VisitSpec
+    choice: Interval | None
+    """Share of each token's experts that are others, 1 − |S ∩ S′|/k; None for a dense layer."""
+    entropy: Interval | None
+    """Change of the routing entropy, nats per token; None for a dense layer."""
+    norm: Interval
+    """Relative change of the hidden state's mean norm."""
+
+    @property
+    def meaningful(self) -> bool:
+        """True where an interval does not include 0."""
+        return any(one is not None and one.meaningful for one in (self.choice, self.entropy, self.norm))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """What two checkpoints differ in."""
+
+    corpus_name: str
+    corpus_hash: str
+    num_documents: int
+    loss: Interval
+    """Change of the loss, nats per token."""
+    visits: tuple[VisitChange, ...]
+    """In order of depth."""
+
+
+@dataclass(slots=True)
+class _Visit:
+    spec: VisitSpec
+    norm_D: NDArray[np.float64]
+    entropy_D: NDArray[np.float64] | None = None
+    idx_DSK: NDArray[np.int64] | None = None
+
+
+class _PerDocument(NullCollector):
+    """Keeps numbers per document and each token's experts; no tensor of the trace."""
+
+    def __init__(self) -> None:
+        self.visits: dict[int, _Visit] = {}
+        self.loss_D = np.zeros(0)
+
+    def on_probe_step(
+        self, step: int, sink: TraceSink, meta: TraceMeta, per_token_loss: Tensor
+    ) -> dict[str, float]:
+        """Reduce every visit to one number per document."""
+        self.loss_D = per_token_loss[:, :-1].double().mean(1).cpu().numpy()
+        for position, point in sorted(sink.items()):
+            spec = VisitSpec(
+                unrolled_pos=position,
+                block=point.block,
+                loop_step=point.loop_step,
+                layer_idx=point.layer_idx,
+                num_experts=point.num_experts,
+                top_k=point.top_k,
+            )
+            visit = _Visit(spec, point.residual.double().norm(dim=-1).mean(1).cpu().numpy())
+            if point.router_probs is not None and point.topk_idx is not None:
+                visit.entropy_D = entropy_by_document(point.router_probs.double().cpu().numpy())
+                visit.idx_DSK = point.topk_idx.long().cpu().numpy().copy()
+            self.visits[position] = visit
+        return {}
+
+
+def compare_checkpoints(first: Path, second: Path, settings: OfflineSettings, *, seed: int = 0) -> Comparison:
+    """Probe both checkpoints in memory, and compare them document by document.
+
+    Raises:
+        ProbeError: a checkpoint is incomplete or of another architecture than the other, or the two runs'
+            tokenizers give different tokens (both hashes are named).
+    """
+    found: list[_PerDocument] = []
+    corpora = []
+    for checkpoint in (first, second):
+        check_complete(checkpoint)
+        training = training_of(checkpoint, settings.run)
+        corpus = encode_for(training, settings)
+        corpora.append(corpus)
+        require_same_corpus([corpora[0].corpus_hash], [corpus.corpus_hash])
+        model = load_model(checkpoint, training, dtype=settings.param_dtype)
+        ids = torch.from_numpy(corpus.input_ids.copy()).to(next(model.parameters()).device)
+        collector = _PerDocument()
+        batch_size = settings.batch_size or training.batch_size
+        run_probe_forward(model, ids, collector=collector, step=0, batch_size=batch_size)
+        found.append(collector)
+    one, other = found
+    if [visit.spec for visit in one.visits.values()] != [visit.spec for visit in other.visits.values()]:
+        raise ProbeError(
+            f"{first} has {len(one.visits)} visits and {second} has {len(other.visits)}, or they are of other "
+            "layers, E or k; expected two checkpoints of one architecture"
+        )
+    draw = np.random.default_rng(seed)
+    return Comparison(
+        corpus_name=corpora[0].name,
+        corpus_hash=corpora[0].corpus_hash,
+        num_documents=len(one.loss_D),
+        loss=paired_interval(other.loss_D - one.loss_D, draw),
+        visits=tuple(_change(visit, other.visits[position], draw) for position, visit in one.visits.items()),
+    )
+
+
+def _change(one: _Visit, other: _Visit, draw: np.random.Generator) -> VisitChange:
+    choice = entropy = None
+    if one.idx_DSK is not None and other.idx_DSK is not None:
+        documents, _, top_k = one.idx_DSK.shape
+        same_N = saturation(one.idx_DSK.reshape(-1, top_k), other.idx_DSK.reshape(-1, top_k))
+        choice = paired_interval(1 - same_N.reshape(documents, -1).mean(1), draw)
+    if one.entropy_D is not None and other.entropy_D is not None:
+        entropy = paired_interval(other.entropy_D - one.entropy_D, draw)
+    norm = paired_interval((other.norm_D - one.norm_D) / one.norm_D.mean(), draw)
+    return VisitChange(visit=one.spec, choice=choice, entropy=entropy, norm=norm)
