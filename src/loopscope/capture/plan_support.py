@@ -59,6 +59,8 @@ class PlanSupport:
             return "router_logits" in self._direct and not self._has_bias()
         if req.tensor == "before_residual":
             return "residual" in self._direct
+        if req.tensor == "router_probs" and any(spec.score_func == "sigmoid" for spec in self._routings):
+            return False  # a sigmoid router's scores are divided by their sum
         if req.tensor == "topk_weights" and not all(spec.weights_sum_to_one for spec in self._routings):
             return False
         return req.tensor in self._direct and self._local
