@@ -21,10 +21,10 @@ from loopscope.integrations.torchtitan.moe_adapter import is_torchtitan_moe, obs
 from loopscope.integrations.torchtitan.objective import AuxScale, StepLosses, device_loss
 from loopscope.integrations.torchtitan.options import LoopscopeOptions
 from loopscope.integrations.torchtitan.probing import TrainerProbe
-from loopscope.integrations.torchtitan.ranks import decide
 from loopscope.integrations.torchtitan.support import check_support
 from loopscope.integrations.torchtitan.warm_up import compile_reductions
 from loopscope.session import Loopscope
+from loopscope.session.ranks import decide
 from loopscope.trace import ACTIVE_TRACE_SINK, TraceSink
 
 _RUN_ID, _ATTEMPT = "loopscope_run_id", "loopscope_attempt"
