@@ -75,6 +75,20 @@ _RULES = (
         own_window=True,
     ),
     Rule(
+        name="loop_growth",
+        title="The hidden state keeps growing from loop step to loop step",
+        bound="growth at the last step_boundary > 1.1, and not falling over the last 3 loop steps",
+        why="equal orthogonal updates alone give 1.41, 1.22, 1.15: growth that falls is normal",
+        chart="growth",
+    ),
+    Rule(
+        name="loop_delta",
+        title="The loop moves further than it once did",
+        bound="relative_delta at the last step_boundary > 1.5 × its best mean over the window",
+        why="a loop that converged and does so no more; relative to itself, so that depth does not matter",
+        chart="relative_delta",
+    ),
+    Rule(
         name="router_collapse",
         title="The router collapsed: it is sure, and makes the same choice for every token",
         bound="token_entropy_ratio < 0.05 and mutual_information < 0.05 · ln E",
@@ -103,20 +117,6 @@ _RULES = (
         chart="z",
     ),
     Rule(
-        name="loop_growth",
-        title="The hidden state keeps growing from loop step to loop step",
-        bound="growth at the last step_boundary > 1.1, and not falling over the last 3 loop steps",
-        why="equal orthogonal updates alone give 1.41, 1.22, 1.15: growth that falls is normal",
-        chart="growth",
-    ),
-    Rule(
-        name="loop_delta",
-        title="The loop moves further than it once did",
-        bound="relative_delta at the last step_boundary > 1.5 × its best mean over the window",
-        why="a loop that converged and does so no more; relative to itself, so that depth does not matter",
-        chart="relative_delta",
-    ),
-    Rule(
         name="token_correlation",
         title="Tokens become alike",
         bound="token_correlation > 0.9 at the last loop visit",
@@ -142,7 +142,8 @@ _RULES = (
 )
 
 RULES: Mapping[str, Rule] = MappingProxyType({rule.name: rule for rule in _RULES})
-"""Name → rule, in the order in which alerts of one severity are listed."""
+"""Name → rule, in the order in which alerts of one severity are listed: what is never normal first, then what
+is rare and particular, then uneven load, which often follows from another sickness."""
 
 EVENTS: Mapping[str, str] = MappingProxyType(
     {
