@@ -21,13 +21,13 @@ def main() -> None:
     scalars = (np.linspace(4, 2, steps)[:, None] + generator.normal(0, 0.02, (steps, SCALARS))).tolist()
     traced = generator.normal(1, 0.1, (steps // TRACE_EVERY + 1, POSITIONS, VISIT_SCALARS)).tolist()
     writer = WRITERS[name][0](folder)
-    times = np.empty(steps)
+    times, own = np.empty(steps), np.empty(steps)
     for index in range(steps):
         visits = traced[index // TRACE_EVERY] if (index + 1) % TRACE_EVERY == 0 else []
         prepared = writer.prepare(index + 1, scalars[index], visits)
-        begun = time.perf_counter()
+        used, begun = time.thread_time(), time.perf_counter()
         writer.write(index + 1, prepared)
-        times[index] = time.perf_counter() - begun
+        times[index], own[index] = time.perf_counter() - begun, time.thread_time() - used
     if kill:
         sys.stdout.write(json.dumps({"steps": steps}))
         sys.stdout.flush()
@@ -35,7 +35,8 @@ def main() -> None:
     begun = time.perf_counter()
     writer.close()
     closing = time.perf_counter() - begun
-    print(json.dumps({"times_us": (times * 1e6).round(2).tolist(), "close_ms": closing * 1e3}))
+    answer = {"times_us": times * 1e6, "own_us": own * 1e6}
+    print(json.dumps({**{k: v.round(2).tolist() for k, v in answer.items()}, "close_ms": closing * 1e3}))
 
 
 if __name__ == "__main__":
