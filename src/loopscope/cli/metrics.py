@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
 
-from loopscope.metrics import REGISTRY
+from loopscope.metrics.docs import EVERY
+from loopscope.metrics.metric import Table as TableName
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metrics:
     """List every metric: column, type, formula, unit, how it merges, and when it is null."""
 
-    table: Literal["loss", "router", "residual", "transition"] | None = None
+    table: TableName | None = None
     """Only the metrics of this table."""
 
     def run(self) -> int:
         """Print the list; always 0."""
         console = Console()
-        for name in dict.fromkeys(owner for owner, _ in REGISTRY):
+        for name in dict.fromkeys(owner for owner, _ in EVERY):
             if self.table in (None, name):
                 console.print(_rendered(name))
         return 0
@@ -32,7 +32,7 @@ def _rendered(name: str) -> Table:
     rendered.add_column("column", no_wrap=True, style="cyan")
     for heading in ("type", "formula", "unit", "merges by", "null when"):
         rendered.add_column(heading, overflow="fold")
-    for (owner, _), metric in REGISTRY.items():
+    for (owner, _), metric in EVERY.items():
         if owner == name:
             cells = (metric.name, metric.kind, metric.formula, metric.unit, metric.merge, metric.null_rule)
             rendered.add_row(*(cell.replace("[", "\\[") for cell in cells))

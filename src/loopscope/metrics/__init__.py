@@ -13,6 +13,7 @@ from loopscope.metrics.loss import CLOSURE_TOLERANCE, FinishedLoss, finish_loss
 from loopscope.metrics.metric import Metric
 from loopscope.metrics.pack import Reduced, empty_reduced
 from loopscope.metrics.partials import EMPTY, POISON
+from loopscope.metrics.probe.registry import PROBE_REGISTRY
 from loopscope.metrics.reduce import reduce_pair, reduce_visit, seal_rank
 from loopscope.metrics.registry import REGISTRY
 from loopscope.metrics.tensors import PairTensors, VisitTensors, check_pair, check_visit
@@ -22,6 +23,7 @@ __all__ = [
     "EMPTY",
     "PAIR_KINDS",
     "POISON",
+    "PROBE_REGISTRY",
     "REGISTRY",
     "Fault",
     "FinishedLoss",

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 from loopscope.metrics.histogram import EDGES, NUM_BINS
 from loopscope.metrics.metric import Metric
+from loopscope.metrics.probe.registry import PROBE_REGISTRY
 from loopscope.metrics.registry import REGISTRY
+
+EVERY = {**REGISTRY, **PROBE_REGISTRY}
+"""(table, column) → metric, training rows first."""
 
 _INTRODUCTION = f"""\
 # Metrics
@@ -53,11 +57,11 @@ def _row(metric: Metric) -> str:
 def render() -> str:
     """The whole page, Markdown."""
     parts = [_INTRODUCTION]
-    for table in dict.fromkeys(table for table, _ in REGISTRY):
+    for table in dict.fromkeys(table for table, _ in EVERY):
         parts.append(f"\n## `{table}`\n")
         parts.append("| column | type | formula | unit | needs | merges by | null when | source |")
         parts.append("|---|---|---|---|---|---|---|---|")
-        parts.extend(_row(metric) for (owner, _), metric in REGISTRY.items() if owner == table)
+        parts.extend(_row(metric) for (owner, _), metric in EVERY.items() if owner == table)
     return "\n".join(parts) + "\n"
 
 

@@ -13,8 +13,20 @@ from loopscope.metrics.partials import Partials
 
 __all__ = ["NOT_APPLICABLE", "Family", "Kind", "Metric", "Null", "Scalar", "Slot", "Table", "Value", "absent"]
 
-Table = Literal["loss", "router", "residual", "transition"]
-Kind = Literal["float64", "int64", "string", "list<int64>", "list<float32>"]
+Table = Literal[
+    "loss",
+    "router",
+    "residual",
+    "transition",
+    "probe_loss",
+    "probe_overlap",
+    "probe_readout",
+    "probe_margin",
+    "probe_perturbation",
+    "probe_specialisation",
+    "probe_saturation",
+]
+Kind = Literal["float64", "int64", "string", "list<int64>", "list<float32>", "list<float64>"]
 
 Scalar = float | int | str
 Value = Scalar | list[int] | list[float] | None
