@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import importlib
 import json
 import os
 import pickle
@@ -137,6 +138,8 @@ def run(scenario: dict[str, Any]) -> dict[str, Any]:
     trainer.fwd_bwd_fn = noting
     if (probe_steps := scenario.get("probe_steps")) is not None:
         trainer.session.is_probe_step = lambda step, last_step=None: step in probe_steps
+    if (hook := scenario.get("hook")) is not None:
+        importlib.import_module(hook).install(trainer, scenario)
     choices: dict[int, list[Any]] = {}
     windows: list[dict[str, Any]] = []
     if scenario.get("keep_windows"):
