@@ -13,6 +13,7 @@ from loopscope.errors import ConfigError, ProbeError
 
 if TYPE_CHECKING:
     from loopscope.integrations.torchtitan.offline import OfflineSettings
+    from loopscope.integrations.torchtitan.offline_checkpoint import Legacy
     from loopscope.integrations.torchtitan.offline_compare import Comparison, VisitChange
     from loopscope.metrics.probe.compare import Interval
 
@@ -50,6 +51,14 @@ class Probe:
     deep: Literal["no", "batch", "document"] = "no"
     """Also run the deep probe, its null shuffled over all tokens (batch) or within each document."""
 
+    legacy: str | None = None
+    """Old checkpoints without head and tail: MODULE:FUNCTION or FILE.py:FUNCTION of their own code, which takes
+    the checkpoint's path and returns the model. Needs --layers, --tokenizer and --seq-len."""
+    layers: int | None = None
+    """With --legacy: L, the physical layers of the stack."""
+    tokenizer: Path | None = None
+    """With --legacy: folder of the tokenizer."""
+
     def run(self) -> int:
         """0 when done, 1 where a checkpoint was refused.
 
@@ -82,17 +91,28 @@ class Probe:
             dtype=self.dtype,
             deep=None if self.deep == "no" else DeepSettings(shuffle_scope=self.deep),
             run=self.run_dir,
+            legacy=self._legacy(),
+        )
+
+    def _legacy(self) -> Legacy | None:
+        from loopscope.integrations.torchtitan.offline_checkpoint import Legacy
+
+        if self.legacy is None:
+            return None
+        if self.layers is None or self.tokenizer is None or self.seq_len is None:
+            raise ConfigError("--legacy needs --layers, --tokenizer and --seq-len, which no run.json tells")
+        return Legacy(
+            code=self.legacy,
+            num_layers_in_stack=self.layers,
+            tokenizer_path=self.tokenizer,
+            seq_len=self.seq_len,
         )
 
     def _probe(self) -> int:
         from loopscope.integrations.torchtitan.offline import probe_checkpoints
-        from loopscope.integrations.torchtitan.offline_checkpoint import (
-            check_complete,
-            find_checkpoints,
-            training_of,
-        )
+        from loopscope.integrations.torchtitan.offline_checkpoint import find_checkpoints
 
-        console = make_console(stderr=True)
+        console, settings = make_console(stderr=True), self._settings()
         refused = 0
         if self.checkpoint is not None:
             if self.out is None:
@@ -103,20 +123,19 @@ class Probe:
             whole = []
             for path in find_checkpoints(self.series):
                 try:
-                    check_complete(path)
+                    settings.source_of(path).check(path)
                     whole.append(path)
                 except ProbeError as error:
                     refused += 1
                     console.print(f"refused: {error}", markup=False)
             if not whole:
                 return 1
-            folder = training_of(whole[0], self.run_dir).run
-            out = self.out or folder / f"offline-probe-{Path(self.corpus).name}"
+            if self.out is None and settings.legacy is not None:
+                raise ConfigError("--out is missing, expected the folder of the run that the rows go to")
+            out = self.out or settings.source_of(whole[0]).run / f"offline-probe-{Path(self.corpus).name}"
         with step_progress(console) as progress:
             bar = progress.add_task("probing", total=len(whole))
-            steps = probe_checkpoints(
-                whole, out, self._settings(), progress=lambda step: progress.advance(bar)
-            )
+            steps = probe_checkpoints(whole, out, settings, progress=lambda step: progress.advance(bar))
         skipped = len(whole) - len(steps)
         print(f"probed {len(steps)} checkpoint(s), {skipped} were done before, {refused} refused")
         print(out)

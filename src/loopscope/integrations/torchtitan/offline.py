@@ -14,9 +14,8 @@ from torchtitan.components.tokenizer import HuggingFaceTokenizer
 from loopscope.analysis import open_run
 from loopscope.errors import CheckpointMismatchError, ConfigError
 from loopscope.integrations.torchtitan.offline_checkpoint import (
-    Training,
-    check_complete,
-    load_model,
+    Legacy,
+    Source,
     step_of,
     training_of,
 )
@@ -43,6 +42,12 @@ class OfflineSettings:
     """Also run the deep probe."""
     run: Path | None = None
     """The run that wrote the checkpoints; None looks for it above them."""
+    legacy: Legacy | None = None
+    """Old checkpoints that no run's description fits."""
+
+    def source_of(self, checkpoint: Path) -> Source:
+        """Where the checkpoint's model comes from."""
+        return self.legacy or training_of(checkpoint, self.run)
 
     @property
     def param_dtype(self) -> torch.dtype | None:
@@ -50,22 +55,23 @@ class OfflineSettings:
         return torch.float32 if self.dtype == "fp32" else None
 
 
-def encode_for(training: Training, settings: OfflineSettings) -> EncodedCorpus:
+def encode_for(source: Source, settings: OfflineSettings) -> EncodedCorpus:
     """The corpus under the run's tokenizer.
 
     Raises:
         ConfigError: there is no such corpus, or a longer sequence is asked for than the model's context.
         ProbeError: a document or the vocabulary does not fit.
     """
-    seq_len = training.seq_len if settings.seq_len is None else settings.seq_len
-    if seq_len > training.shape.max_seq_len:
+    seq_len = source.seq_len if settings.seq_len is None else settings.seq_len
+    if source.context is not None and seq_len > source.context:
         raise ConfigError(
-            f"--seq-len is {seq_len}, longer than the model's context of {training.shape.max_seq_len} tokens; expected "
+            f"--seq-len is {seq_len}, longer than the model's context of {source.context} tokens; expected "
             "at most that"
         )
-    tokenizer = HuggingFaceTokenizer(tokenizer_path=str(training.tokenizer_path))
+    tokenizer = HuggingFaceTokenizer(tokenizer_path=str(source.tokenizer_path))
     corpus = load_corpus(settings.corpus).encode(tokenizer.encode, seq_len)
-    corpus.check_vocabulary(training.shape.vocab_size)
+    if source.vocab_size is not None:
+        corpus.check_vocabulary(source.vocab_size)
     return corpus
 
 
@@ -94,9 +100,9 @@ def probe_checkpoints(
         CheckpointMismatchError: `out` holds probes of something else.
     """
     ordered = sorted(checkpoints, key=step_of)
+    training = settings.source_of(ordered[0])
     for checkpoint in ordered:
-        check_complete(checkpoint)
-    training = training_of(ordered[0], settings.run)
+        training.check(checkpoint)
     corpus = encode_for(training, settings)
     source: dict[str, object] = {
         "run_id": training.run_id,
@@ -113,11 +119,12 @@ def probe_checkpoints(
     todo = [path for path in ordered if step_of(path) >= missing[0]]
     earlier = [path for path in ordered if step_of(path) < missing[0]]
     config = Loopscope.Config(out=out, run_name=f"probes of {training.run.name}", resume=resume)
-    first = load_model(todo[0], training, dtype=settings.param_dtype)
+    first = training.load(todo[0], settings.param_dtype)
     with Loopscope(config) as scope:
         scope.open(
             expected_visits=first.expected_visits(),  # type: ignore[operator]  # nn.Module types it as a tensor
-            meta=first.trace_meta(),  # type: ignore[operator]
+            # Old code learns its depth in a forward, after the manifest was written.
+            meta=None if settings.legacy else first.trace_meta(),  # type: ignore[operator]
             configuration={"offline": source},
         )
         scope.use_corpus(corpus)
@@ -126,7 +133,7 @@ def probe_checkpoints(
         )
         before = _chosen_before(earlier, training, corpus, settings)
         for number, checkpoint in enumerate(todo):
-            model = load_model(checkpoint, training, dtype=settings.param_dtype) if number else first
+            model = training.load(checkpoint, settings.param_dtype) if number else first
             before = _probe(model, scope, step_of(checkpoint), corpus, settings, training, before)
             scope.flush(durable=True)
             progress(step_of(checkpoint))
@@ -139,7 +146,7 @@ def _probe(
     step: int,
     corpus: EncodedCorpus,
     settings: OfflineSettings,
-    training: Training,
+    training: Source,
     before: tuple[int, Chosen] | None,
 ) -> tuple[int, Chosen] | None:
     collector = scope.collector
@@ -158,12 +165,12 @@ def _probe(
 
 
 def _chosen_before(
-    earlier: Sequence[Path], training: Training, corpus: EncodedCorpus, settings: OfflineSettings
+    earlier: Sequence[Path], training: Source, corpus: EncodedCorpus, settings: OfflineSettings
 ) -> tuple[int, Chosen] | None:
     """What the last checkpoint that was done before chose: going on gives the rows of never having stopped."""
     if settings.deep is None or not earlier:
         return None
-    model = load_model(earlier[-1], training, dtype=settings.param_dtype)
+    model = training.load(earlier[-1], settings.param_dtype)
     result = run_deep_probe(
         model, corpus, settings.deep, batch_size=settings.batch_size or training.batch_size
     )

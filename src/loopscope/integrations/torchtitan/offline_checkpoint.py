@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from loopscope.errors import ConfigError, ProbeError
 from loopscope.models.loopmoe.flavors import LoopMoEShape, build_config
+from loopscope.probe.legacy import load_legacy
 
 _METADATA = ".metadata"
 _STEP = re.compile(r"^step-(\d+)$")
@@ -39,6 +40,64 @@ class Training:
     """Documents per probe forward."""
     param_dtype: torch.dtype
     """What parameters were cast to in its forwards."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Entries of embedding and head."""
+        return self.shape.vocab_size
+
+    @property
+    def context(self) -> int:
+        """The longest sequence that the model takes."""
+        return self.shape.max_seq_len
+
+    def check(self, checkpoint: Path) -> None:
+        """Refuse an incomplete checkpoint; see `check_complete`."""
+        check_complete(checkpoint)
+
+    def load(self, checkpoint: Path, dtype: torch.dtype | None) -> nn.Module:
+        """The model of a checkpoint; see `load_model`."""
+        return load_model(checkpoint, self, dtype=dtype)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Legacy:
+    """Checkpoints from before head and tail existed, loaded by their own code; see `load_legacy`."""
+
+    code: str
+    """MODULE:FUNCTION or FILE.py:FUNCTION."""
+    num_layers_in_stack: int
+    """L."""
+    tokenizer_path: Path
+    seq_len: int
+    """Tokens per probe document at most."""
+    batch_size: int = 8
+    """Documents per probe forward."""
+    vocab_size: int | None = None
+    """Unknown; the forward's own logits tell."""
+    context: int | None = None
+    """Unknown."""
+    run_id: str = "legacy"
+    """Such checkpoints know no run."""
+
+    @property
+    def run(self) -> Path:
+        """Stands in for the run's folder: the code's."""
+        return Path(self.code.rpartition(":")[0])
+
+    def check(self, checkpoint: Path) -> None:
+        """Refuse what is not there; only its own code knows what a whole one holds."""
+        if not checkpoint.exists():
+            raise ConfigError(f"there is no checkpoint {checkpoint}, expected one named step-N")
+
+    def load(self, checkpoint: Path, dtype: torch.dtype | None) -> nn.Module:
+        """The model of a checkpoint, its floating-point parameters in `dtype` unless that is None."""
+        model = load_legacy(self.code, checkpoint, self.num_layers_in_stack)
+        return model if dtype is None else model.to(dtype)
+
+
+Source = Training | Legacy
+"""Where a checkpoint's model comes from."""
 
 
 def step_of(checkpoint: Path) -> int:

@@ -13,7 +13,6 @@ from torch import Tensor
 from loopscope.analysis import require_same_corpus
 from loopscope.errors import ProbeError
 from loopscope.integrations.torchtitan.offline import OfflineSettings, encode_for
-from loopscope.integrations.torchtitan.offline_checkpoint import check_complete, load_model, training_of
 from loopscope.metrics.probe.compare import Interval, entropy_by_document, paired_interval
 from loopscope.metrics.probe.specialisation import saturation
 from loopscope.trace import NullCollector, TraceMeta, TraceSink, VisitSpec, run_probe_forward
@@ -97,12 +96,12 @@ def compare_checkpoints(first: Path, second: Path, settings: OfflineSettings, *,
     found: list[_PerDocument] = []
     corpora = []
     for checkpoint in (first, second):
-        check_complete(checkpoint)
-        training = training_of(checkpoint, settings.run)
+        training = settings.source_of(checkpoint)
+        training.check(checkpoint)
         corpus = encode_for(training, settings)
         corpora.append(corpus)
         require_same_corpus([corpora[0].corpus_hash], [corpus.corpus_hash])
-        model = load_model(checkpoint, training, dtype=settings.param_dtype)
+        model = training.load(checkpoint, settings.param_dtype)
         ids = torch.from_numpy(corpus.input_ids.copy()).to(next(model.parameters()).device)
         collector = _PerDocument()
         batch_size = settings.batch_size or training.batch_size
