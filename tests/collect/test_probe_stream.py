@@ -115,3 +115,15 @@ def test_a_position_recorded_twice_is_a_fault_and_counts_once():
     assert len(window.faults) == len(specs())
     made.on_probe_step(0, window, meta(), torch.zeros(2, 5))
     assert len(writer.rows("health", event="sink_fault")) == len(specs())
+
+
+def test_a_loss_that_is_not_finite_is_null_and_counted():
+    writer, made = collector("raise")
+    losses = torch.ones(2, 5)
+    losses[1, 2] = float("nan")
+    headline = made.on_probe_step(0, sink(), meta(), losses)
+    assert "probe/loss" not in headline
+    by_stratum = {row["stratum"]: row["loss_mean"] for row in writer.tables["probe_loss"]}
+    assert by_stratum == {"all": None, "low": 1.0, "high": None}
+    (event,) = writer.rows("health", event="nonfinite_probe_loss")
+    assert event["count"] == 1

@@ -96,6 +96,9 @@ def reduce_probe(
     coverage = compare(promised, seen)
     events = [health.of_coverage(coverage, has_promise=bool(promised), event_name="probe_coverage")]
     events += [health.event("sink_fault", "critical", detail=text, count=1) for text in window.faults]
+    if bad := int((~np.isfinite(parts.losses)).sum()):
+        detail = f"{bad} of {parts.losses.size} target tokens have a loss that is not finite"
+        events.append(health.event("nonfinite_probe_loss", "critical", count=bad, detail=detail))
     overlaps = [row["topk_overlap"] for row in overlap]
     return ProbeResult(
         tables={

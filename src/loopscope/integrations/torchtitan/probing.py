@@ -73,6 +73,9 @@ class TrainerProbe:
         share = self._seconds / (now - self._began)
         detail = f"{now - start:.3f} s; all probes so far: {self._seconds:.3f} s of {now - self._began:.3f} s"
         collector.record_event(step, "probe_cost", "info", value=share, detail=detail)
+        if step == last_step < options.probe_every:
+            detail = f"no probe between: probe_every is {options.probe_every}, the training has {last_step} steps"
+            collector.record_event(step, "probe_every_not_reached", "info", detail=detail)
         return found
 
     def _deep(self, step: int) -> dict[str, float]:
