@@ -258,3 +258,31 @@ def test_a_wide_matrix_shows_its_first_and_last_step(shown) -> None:
 def test_loss_by_repetition_in_context(shown) -> None:
     text = shown([probe(step, "in_context_token", "2-3", 4.0 - step / 10) for step in (0, 10)])
     assert _row(text, "target seen 2-3×")[2:] == ["4.000", "3.000", "-1.000"]
+
+
+def test_the_deep_probe_by_loop_step_and_by_visit(shown) -> None:
+    base = {"step": 10, "corpus_name": "core", "corpus_hash": "a" * 64}
+    readouts = [
+        ("probe_readout", {**base, "readout": "tail", "loop_step": step, "loss_mean": 4.0 - step})
+        for step in (0, 1)
+    ]
+    visit = {**base, "block": "loop", "unrolled_pos": 1, "loop_step": 0, "layer_idx": 0}
+    margins = [
+        (
+            "probe_margin",
+            {
+                **visit,
+                "quantity": quantity,
+                "shuffle_scope": "batch",
+                "rho_cal": value,
+                "cell": "block",
+                "calibrated": True,
+            },
+        )
+        for quantity, value in (("margin", 1.01), ("selection_gap", 1.25))
+    ]
+    growth = [("probe_perturbation", {**visit, "amplification": 2.5, "flipped_share": 0.125})]
+    text = shown([*readouts, *margins, *growth])
+    assert "Readout per loop step, through the tail, probe at step 10" in text
+    line = next(line for line in text.splitlines() if "layer 0, loop step 0" in line)
+    assert line.split()[-5:] == ["1.01", "1.25", "block", "2.50", "0.125"]

@@ -11,9 +11,9 @@ from rich.console import Group
 
 from loopscope.analysis import open_run
 from loopscope.cli.console import make_console, working
-from loopscope.cli.sections import health, identity, loop, loss, probe, probe_overlap, router
+from loopscope.cli.sections import health, identity, loop, loss, probe, probe_deep, probe_overlap, router
 
-_SECTIONS = (identity, loss, router, loop, probe, probe_overlap, health)
+_SECTIONS = (identity, loss, router, loop, probe, probe_overlap, probe_deep, health)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,98 @@
+"""The last deep probe: what each pass through the loop adds to the prediction, and how the visits route."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from loopscope.cli.console import make_table, titled
+from loopscope.cli.sections.rows import cell, missing_note, records, scope_filter
+
+if TYPE_CHECKING:
+    from loopscope.analysis import Run
+
+_READOUT = ("loss_mean", "kl_from_previous", "entropy_mean", "argmax_settled")
+
+
+def section(run: Run) -> list[RenderableType]:
+    """A table of readouts, one of the routing of every visit; nothing where no deep probe ran."""
+    return [*_readouts(run), *_visits(run)]
+
+
+def _last(run: Run, table: str, columns: str, order: str) -> list[dict[str, Any]]:
+    return records(
+        run,
+        table,
+        f"select step, corpus_name, null_reasons, {columns} from {table} where {scope_filter(run, table)} and "
+        f"step = (select max(step) from {table}) order by {order}",
+    )
+
+
+def _readouts(run: Run) -> list[RenderableType]:
+    rows = _last(run, "probe_readout", f"readout, loop_step, {', '.join(_READOUT)}", "readout, loop_step")
+    if not rows:
+        return []
+    table = make_table(
+        ["after loop step", "loss, nats", "KL from the one before", "entropy", "arg-max settled"]
+    )
+    for row in rows:
+        table.add_row(str(row["loop_step"]), *(cell(row[name]) for name in _READOUT))
+    title = (
+        f"Readout per loop step, through the {rows[0]['readout']}, probe at step {rows[0]['step']}, corpus "
+        f"{rows[0]['corpus_name']}"
+    )
+    note = missing_note(rows, _READOUT)
+    return [*titled(title, table), *([note] if note else [])]
+
+
+def _visits(run: Run) -> list[RenderableType]:
+    margins = _last(
+        run,
+        "probe_margin",
+        "block, unrolled_pos, loop_step, layer_idx, quantity, shuffle_scope, rho_cal, cell, calibrated",
+        "unrolled_pos",
+    )
+    if not margins:
+        return []
+    growth = {
+        row["unrolled_pos"]: row
+        for row in _last(
+            run, "probe_perturbation", "unrolled_pos, amplification, flipped_share", "unrolled_pos"
+        )
+    }
+    rho = {(row["unrolled_pos"], row["quantity"]): row["rho_cal"] for row in margins}
+    table = make_table(
+        ["pos", "visit", "margin", "selection gap", "reading", "disturbance", "choice flipped"],
+        left=["visit", "reading"],
+    )
+    seen = {row["unrolled_pos"]: row for row in margins}
+    for position, row in seen.items():
+        found = growth.get(position, {})
+        table.add_row(
+            str(position),
+            _name(row),
+            cell(rho.get((position, "margin")), 3),
+            cell(rho.get((position, "selection_gap")), 3),
+            row["cell"] or "–",
+            cell(found.get("amplification"), 3),
+            cell(found.get("flipped_share"), 3),
+        )
+    one = margins[0]
+    title = (
+        f"Margins over their null ({one['shuffle_scope']} shuffles; 1: no structure) and growth of a disturbance, probe "
+        f"at step {one['step']}"
+    )
+    parts: list[RenderableType] = titled(title, table)
+    if not all(row["calibrated"] for row in margins):
+        parts.append(Text("scores are bounded: margins without structure lie outside 1", style="dim"))
+    if not growth:
+        parts.append(Text("no perturbation: see probe_skipped in the health table", style="dim"))
+    return parts
+
+
+def _name(row: dict[str, Any]) -> str:
+    return (
+        f"layer {row['layer_idx']}, loop step {row['loop_step']}" if row["block"] == "loop" else row["block"]
+    )
