@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from loopscope.analysis import Run
 from loopscope.analysis.health_findings import Findings
 from loopscope.report.chart import Chart, Data, Section
-from loopscope.report.kit import lines
+from loopscope.report.kit import lines, x_step
 from loopscope.report.look import SERIES_BUCKETS, Look
 from loopscope.report.part import Part
+
+Axis = Literal["step", "tokens"]
 
 _BOUNDARY = "kind = 'step_boundary'"
 _WHOLE = "stratum_kind = 'all'"
@@ -49,14 +52,13 @@ _QUANTITIES = (
 )
 
 
-def comparison(runs: Sequence[Run], parts: Sequence[Part]) -> Part:
-    """A part of its own, with a chart per quantity and a line per run."""
+def comparison(runs: Sequence[Run], names: Sequence[str], by: Axis = "step") -> Part:
+    """A part of its own, with a chart per quantity and a line per run, aligned by step or by tokens seen."""
     looks = [Look(run) for run in runs]
-    names = unique([part.name for part in parts])
-    charts = [chart for quantity in _QUANTITIES if (chart := _chart(looks, names, *quantity)) is not None]
-    section = Section(
-        id="all", nav="All", title="Side by side", charts=charts, text="Aligned by optimizer step."
-    )
+    told = unique(names)
+    charts = [chart for quantity in _QUANTITIES if (chart := _chart(looks, told, by, *quantity)) is not None]
+    aligned = "optimizer step" if by == "step" else "training tokens"
+    section = Section(id="all", nav="All", title="Side by side", charts=charts, text=f"Aligned by {aligned}.")
     none = Findings(found=(), early=(), judged="", alerts=())
     return Part(key="c", name="Comparison", facts=[], findings=none, sections=[section])
 
@@ -67,7 +69,8 @@ def unique(names: Sequence[str]) -> list[str]:
 
 
 def _chart(
-    looks: Sequence[Look], names: Sequence[str], name: str, title: str, table: str, value: str, only: str, unit: str,
+    looks: Sequence[Look], names: Sequence[str], by: Axis, name: str, title: str, table: str, value: str, only: str,
+    unit: str,
     column: str,
 ) -> Chart | None:  # fmt: skip
     rows, notes, scopes = [], [], []
@@ -77,11 +80,15 @@ def _chart(
             continue
         scope = look.scope(table)
         scopes.append(scope.words)
-        source = f"(select step, {value} as v from {table} where {scope.where} and {only} group by step)"
+        source = (
+            f"(select step, {value} as v, max(tokens_seen) as tokens from {table} "
+            f"where {scope.where} and {only} group by step)"
+        )
         buckets = look.buckets(table, SERIES_BUCKETS)
         rows += [
-            {"step": r["step"], "run": run, "value": r["v"], "low": r["v_min"], "high": r["v_max"]}
-            for r in look.thinned(source, ["v"], buckets.per_bucket)
+            {by: r[by], "run": run, "value": r["v"], "low": r["v_min"], "high": r["v_max"]}
+            for r in look.thinned(source, ["v", "tokens"], buckets.per_bucket)
+            if r[by] is not None
         ]
         if buckets.note:
             notes.append(f"{run}: {buckets.note}")
@@ -91,7 +98,7 @@ def _chart(
         id=name,
         title=title,
         text="",
-        spec=lines(y=unit, color="run"),
+        spec=lines(y=unit, color="run", x=x_step() if by == "step" else x_step("training tokens", "tokens")),
         data=Data.of(rows),
         metrics=((table, column),),
         scope=", ".join(dict.fromkeys(scopes)),

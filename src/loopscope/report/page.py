@@ -52,7 +52,7 @@ def write_report(
         # Seconds of work that need none of the rows.
         bundle = pool.submit(script_bundle)
         parts = [part_of(run, f"r{index}", settings) for index, run in enumerate(runs)]
-        compared = comparison(runs, parts) if len(runs) > 1 else None
+        compared = comparison(runs, [part.name for part in parts]) if len(runs) > 1 else None
         text = render(parts, compared, bundle.result())
     target = Path(path)
     temporary = target.with_name(target.name + ".tmp")
@@ -65,14 +65,17 @@ def write_report(
     return parts
 
 
-def render(parts: Sequence[Part], compared: Part | None, bundle: str, *, live: str = "") -> str:
+def render(
+    parts: Sequence[Part], compared: Part | None, bundle: str, *, live: str = "", nonce: str = ""
+) -> str:
     """The page's text.
 
     Args:
         parts: what is said of each run.
         compared: the comparison, before them.
         bundle: the drawing script; empty where the page loads it from its own server.
-        live: path of the live data on the page's own server; empty for a file.
+        live: address on the page's own server that says whether there is something new; empty for a file.
+        nonce: what the server's policy lets scripts run by; empty for a file.
     """
     everything = [*([compared] if compared else []), *parts]
     charts = {name: chart for part in everything for name, chart in plain_charts(part).items()}
@@ -86,7 +89,7 @@ def render(parts: Sequence[Part], compared: Part | None, bundle: str, *, live: s
     return environment().get_template("report.html.j2").render(
         parts=parts,
         compared=compared,
-        title=", ".join(part.name for part in parts),
+        title=", ".join(part.name for part in parts) or "Comparison",
         charts=script_json(charts),
         bundle=Markup(bundle.replace("</script", "<\\/script")),
         style=Markup(asset("report.css")),
@@ -96,6 +99,7 @@ def render(parts: Sequence[Part], compared: Part | None, bundle: str, *, live: s
         version=__version__,
         written=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         live=live,
+        nonce=nonce,
     )  # fmt: skip
 
 

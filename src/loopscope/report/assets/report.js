@@ -77,7 +77,50 @@ const loopscope = (() => {
     return drawAll();
   }
 
+  // A live page asks its own server whether the run's files changed, and takes over the page as it is now.
+  async function follow(address) {
+    let known = null;
+    for (;;) {
+      try {
+        const answer = await fetch(address);
+        if (answer.ok) {
+          const { version, state } = await answer.json();
+          document.body.dataset.state = state;
+          if (known !== null && version !== known) await takeOver();
+          known = version;
+        } else if (answer.status === 404) {
+          return say("This run is no longer there; what you see is the last that was read.");
+        }
+        say("");
+      } catch {
+        say("The server does not answer; trying again.");
+      }
+      await new Promise((done) => setTimeout(done, 1500));
+    }
+  }
+
+  async function takeOver() {
+    const answer = await fetch(location.href);
+    if (!answer.ok) return;
+    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const ids = (page) => [...page.querySelectorAll("[data-chart], [data-live-block]")].map((e) => e.dataset.chart || e.id).join();
+    if (ids(fresh) === ids(document)) {
+      const blocks = fresh.querySelectorAll("[data-live-block]");
+      document.querySelectorAll("[data-live-block]").forEach((old, i) => old.replaceWith(blocks[i]));
+    } else {
+      document.querySelector("main").replaceWith(fresh.querySelector("main"));
+    }
+    await replace(JSON.parse(fresh.getElementById("charts").textContent));
+    document.body.dataset.updates = String(Number(document.body.dataset.updates || 0) + 1);
+  }
+
+  function say(text) {
+    const line = document.getElementById("connection");
+    if (line) line.textContent = text;
+  }
+
   dark.addEventListener("change", drawAll);
+  if (document.body.dataset.live) follow(document.body.dataset.live);
   if (window.vegaEmbed) drawAll();
   return { replace, drawAll };
 })();

@@ -1,0 +1,220 @@
+"""The routes."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from loopscope import __version__
+from loopscope.alerts import AlertSettings
+from loopscope.analysis import open_run
+from loopscope.errors import ConfigError, LoopscopeError
+from loopscope.report.compare import comparison
+from loopscope.report.page import MOST_RUNS, asset, render, script_bundle
+from loopscope.report.part import plain_charts
+from loopscope.service.access import Access, Guard
+from loopscope.service.catalog import Catalog, Entry
+from loopscope.service.openapi import openapi
+from loopscope.service.prometheus import MOST_RUNS as MOST_GAUGED
+from loopscope.service.prometheus import exposition
+from loopscope.service.rows import rows
+from loopscope.service.views import Views
+
+_PER_PAGE = 50
+
+
+def make_app(root: Path, *, access: Access | None = None, settings: AlertSettings | None = None) -> Starlette:
+    """The service over the runs below `root`, as an ASGI application.
+
+    Raises:
+        ConfigError: `root` is no folder.
+    """
+    if not root.is_dir():
+        raise ConfigError(f"{root} is no folder, expected one that holds runs. Name it.")
+    service = _Service(Catalog(root), Views(settings))
+    routes = [
+        Route("/", service.index),
+        Route("/runs/{key}", service.page),
+        Route("/compare", service.compare),
+        Route("/static/vega.js", service.vega),
+        Route("/metrics", service.metrics),
+        Route("/api/openapi.json", service.describe),
+        Route("/api/runs", service.list_runs),
+        Route("/api/runs/{key}", service.run),
+        Route("/api/runs/{key}/version", service.version),
+        Route("/api/runs/{key}/charts", service.charts),
+        Route("/api/runs/{key}/tables/{table}", service.table),
+    ]
+    handlers: dict[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
+        LoopscopeError: _said, HTTPException: _refused,
+    }  # fmt: skip
+    guard = Middleware(Guard, access=access or Access())
+    return Starlette(routes=routes, middleware=[guard], exception_handlers=handlers)
+
+
+class _Service:
+    def __init__(self, catalog: Catalog, views: Views) -> None:
+        self._catalog, self._views = catalog, views
+
+    async def _entry(self, key: str) -> Entry:
+        entry = await run_in_threadpool(self._catalog.find, key)
+        if entry is None:
+            raise HTTPException(404, "there is no such run; see /api/runs")
+        return entry
+
+    async def index(self, request: Request) -> Response:
+        entries = await run_in_threadpool(self._catalog.entries)
+        pages = max(1, -(-len(entries) // _PER_PAGE))
+        page = min(pages, _bounded(request.query_params.get("page"), 1, pages))
+        shown = entries[(page - 1) * _PER_PAGE : page * _PER_PAGE]
+        states = await run_in_threadpool(lambda: [(entry, entry.state()) for entry in shown])
+        nonce = secrets.token_urlsafe(16)
+        text = _templates().get_template("index.html.j2").render(
+            entries=states, total=len(entries), truncated=self._catalog.truncated, page=page, pages=pages, nonce=nonce,
+            style=Markup(asset("report.css")), script=Markup(_own_asset("index.js")),
+        )  # fmt: skip
+        return _html(text, nonce)
+
+    async def page(self, request: Request) -> Response:
+        entry = await self._entry(request.path_params["key"])
+        part = await self._views.part(entry)
+        nonce = secrets.token_urlsafe(16)
+        text = await run_in_threadpool(
+            lambda: render([part], None, "", live=f"/api/runs/{entry.key}/version", nonce=nonce)
+        )
+        return _html(text, nonce)
+
+    async def compare(self, request: Request) -> Response:
+        keys = list(dict.fromkeys(request.query_params.getlist("run")))
+        by = request.query_params.get("by", "step")
+        if by not in ("step", "tokens"):
+            raise ConfigError(f"by is {by[:20]!r}, expected step or tokens")
+        if not 2 <= len(keys) <= MOST_RUNS:
+            raise ConfigError(f"got {len(keys)} runs, expected 2 to {MOST_RUNS}. Tick them in the list.")
+        entries = [await self._entry(key) for key in keys]
+
+        def made() -> str:
+            compared = comparison([open_run(e.path) for e in entries], [e.name for e in entries], by)  # type: ignore[arg-type]
+            return render([], compared, "", nonce=nonce)
+
+        nonce = secrets.token_urlsafe(16)
+        return _html(await run_in_threadpool(made), nonce)
+
+    async def vega(self, request: Request) -> Response:
+        text = await run_in_threadpool(script_bundle)
+        return Response(
+            text, media_type="text/javascript", headers={"cache-control": "private, max-age=86400"}
+        )
+
+    async def metrics(self, request: Request) -> Response:
+        entries = await run_in_threadpool(self._catalog.entries)
+        readable = [entry for entry in entries if not entry.problem]
+        states = await run_in_threadpool(lambda: {entry.key: entry.state() for entry in readable})
+        # Live ones first; the sort keeps the newest first among equals.
+        chosen = sorted(readable, key=lambda entry: states[entry.key] != "live")[:MOST_GAUGED]
+        known = []
+        for entry in chosen:
+            try:
+                known.append((entry, states[entry.key], await self._views.headline(entry)))
+            except LoopscopeError:
+                continue  # Deleted while we looked, or damaged: it has no gauges.
+        return PlainTextResponse(
+            exposition(known, len(entries)), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
+
+    async def describe(self, request: Request) -> Response:
+        return JSONResponse(openapi(__version__))
+
+    async def list_runs(self, request: Request) -> Response:
+        limit = _bounded(request.query_params.get("limit"), 100, 1000)
+        entries = await run_in_threadpool(self._catalog.entries)
+        found = await run_in_threadpool(lambda: [_described(entry) for entry in entries[:limit]])
+        return JSONResponse({"runs": found, "total": len(entries), "truncated": len(entries) > len(found)})
+
+    async def run(self, request: Request) -> Response:
+        entry = await self._entry(request.path_params["key"])
+        found = await self._views.headline(entry)
+        about = await run_in_threadpool(_described, entry)
+        return JSONResponse(about | {"headline": found})
+
+    async def version(self, request: Request) -> Response:
+        entry = await self._entry(request.path_params["key"])
+        version, state = await run_in_threadpool(lambda: (entry.version(), entry.state()))
+        if version == "gone":
+            raise HTTPException(404, "the run is no longer there")
+        return JSONResponse({"version": version, "state": state})
+
+    async def charts(self, request: Request) -> Response:
+        entry = await self._entry(request.path_params["key"])
+        return JSONResponse(plain_charts(await self._views.part(entry)))
+
+    async def table(self, request: Request) -> Response:
+        entry = await self._entry(request.path_params["key"])
+        query = dict(request.query_params)
+        return JSONResponse(
+            await run_in_threadpool(lambda: rows(open_run(entry.path), request.path_params["table"], query))
+        )
+
+
+def _described(entry: Entry) -> dict[str, Any]:
+    created = None if entry.created is None else entry.created.isoformat()
+    return {
+        "key": entry.key, "name": entry.name, "run_id": entry.run_id, "place": entry.place, "created": created,
+        "state": "unreadable" if entry.problem else entry.state(), "problem": entry.problem,
+    }  # fmt: skip
+
+
+def _bounded(text: str | None, default: int, most: int) -> int:
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:20]) <= max(1, most):
+        raise ConfigError(f"got {text[:40]!r}, expected an integer from 1 to {max(1, most)}")
+    return int(text)
+
+
+def _html(text: str, nonce: str) -> Response:
+    # Vega compiles its expressions, which needs unsafe-eval; scripts run by the nonce or from this server alone.
+    policy = (
+        f"default-src 'none'; script-src 'self' 'nonce-{nonce}' 'unsafe-eval'; style-src 'unsafe-inline'; "
+        "img-src data:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    )
+    return HTMLResponse(text, headers={"content-security-policy": policy})
+
+
+async def _said(request: Request, error: Exception) -> Response:
+    status = 422 if isinstance(error, ConfigError) else 404
+    return _refusal(request, status, str(error))
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _refusal(request, error.status_code, error.detail)
+
+
+def _refusal(request: Request, status: int, text: str) -> Response:
+    if request.url.path.startswith("/api/"):
+        return JSONResponse({"error": text}, status)
+    return PlainTextResponse(text + "\n", status)
+
+
+def _own_asset(name: str) -> str:
+    return (Path(__file__).parent / "assets" / name).read_text(encoding="utf-8")
+
+
+def _templates() -> jinja2.Environment:
+    loader = jinja2.PackageLoader("loopscope.service", "assets")
+    return jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+    )

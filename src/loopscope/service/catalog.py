@@ -1,0 +1,142 @@
+"""Which runs lie under a folder. A client names a run by a key made here, never by a path."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from loopscope.analysis.liveness import Liveness, liveness
+from loopscope.errors import StoreError
+from loopscope.store import read_manifest
+from loopscope.store.names import MANIFEST
+
+_DEPTH = 4
+_MOST = 5000
+_FRESH_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """A run of the catalog."""
+
+    key: str
+    """Sixteen hexadecimal digits: what addresses of this run are made of."""
+    path: Path
+    place: str
+    """The path below the root, for people."""
+    name: str
+    run_id: str
+    created: datetime | None
+    problem: str = ""
+    """Why run.json cannot be read; empty where it can."""
+
+    def state(self) -> Liveness:
+        """Live, finished or crashed, as of now."""
+        return liveness(self.path)
+
+    def version(self) -> str:
+        """Changes whenever a file of the run does; "gone" where the folder is no more."""
+        digest = hashlib.sha256()
+        try:
+            found = sorted(_signs(self.path))
+        except OSError:
+            return "gone"
+        if not found:
+            return "gone"
+        for sign in found:
+            digest.update(repr(sign).encode())
+        return digest.hexdigest()[:20]
+
+
+class Catalog:
+    """Looks at most once a second, and reads a run.json again only where it changed."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+        self._entries: dict[str, Entry] = {}
+        self._seen: dict[Path, tuple[int, int, Entry]] = {}
+        self._looked = -_FRESH_S
+        self._lock = threading.Lock()
+        self.truncated = False
+        """True where more runs lie under the root than are listed."""
+
+    def entries(self) -> list[Entry]:
+        """Every run, the newest first."""
+        with self._lock:
+            if time.monotonic() - self._looked >= _FRESH_S:
+                self._look()
+                self._looked = time.monotonic()
+            return list(self._entries.values())
+
+    def find(self, key: str) -> Entry | None:
+        """The run of a key; None where there is none (any more)."""
+        self.entries()
+        return self._entries.get(key)
+
+    def _look(self) -> None:
+        found: list[Entry] = []
+        seen: dict[Path, tuple[int, int, Entry]] = {}
+        self.truncated = False
+        for path, stat in _manifests(self.root):
+            if len(found) >= _MOST:
+                self.truncated = True
+                break
+            sign = (stat.st_mtime_ns, stat.st_size)
+            known = self._seen.get(path)
+            entry = known[2] if known is not None and known[:2] == sign else self._entry(path.parent)
+            seen[path] = (*sign, entry)
+            found.append(entry)
+        self._seen = seen
+        found.sort(key=lambda e: (e.created is not None, e.created and e.created.timestamp()), reverse=True)
+        self._entries = {entry.key: entry for entry in found}
+
+    def _entry(self, path: Path) -> Entry:
+        place = path.relative_to(self.root).as_posix()
+        key = hashlib.sha256(os.fsencode(place)).hexdigest()[:16]
+        try:
+            manifest = read_manifest(path)
+        except StoreError as error:
+            return Entry(
+                key=key, path=path, place=place, name=path.name, run_id="", created=None, problem=str(error)
+            )
+        name = manifest.run_name or path.name
+        return Entry(
+            key=key, path=path, place=place, name=name, run_id=manifest.run_id, created=manifest.created
+        )
+
+
+def _manifests(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """run.json files below the root. Links are not followed, so that nothing outside the root is ever served."""
+    folders = [(root, 0)]
+    while folders:
+        folder, depth = folders.pop()
+        manifest = folder / MANIFEST
+        try:
+            if manifest.is_file() and not manifest.is_symlink():
+                yield manifest, manifest.stat()
+                continue  # What lies in a run is the run's.
+            if depth < _DEPTH:
+                with os.scandir(folder) as inside:
+                    folders += [(Path(e.path), depth + 1) for e in inside if e.is_dir(follow_symlinks=False)]
+        except OSError:
+            continue  # Deleted while we looked, or not ours to read.
+
+
+def _signs(path: Path) -> Iterator[tuple[str, int, int]]:
+    folders = [path, path / "journal", path / "attempts"]
+    tables = path / "tables"
+    if tables.is_dir():
+        folders += [table for table in tables.iterdir() if table.is_dir()]
+    for folder in folders:
+        if folder.is_dir():
+            for entry in os.scandir(folder):
+                # A holder of a lock touches it every few seconds: that changes no row.
+                if entry.is_file(follow_symlinks=False):
+                    stat = entry.stat(follow_symlinks=False)
+                    yield entry.name, stat.st_size, 0 if entry.name.endswith(".lock") else stat.st_mtime_ns

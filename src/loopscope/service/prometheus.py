@@ -1,0 +1,48 @@
+"""The text that Prometheus reads: a bounded number of gauges per run, a bounded number of runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from loopscope.service.catalog import Entry
+from loopscope.service.views import HEADLINES
+
+MOST_RUNS = 50
+"""Runs with gauges: live ones first, then the newest."""
+
+_GAUGES = ("step", "tokens_seen", *HEADLINES)
+
+
+def exposition(runs: Iterable[tuple[Entry, str, dict[str, Any]]], listed: int) -> str:
+    """Gauges of (entry, state, headline) triples; a value that is not known has no sample.
+
+    Args:
+        runs: the runs with gauges.
+        listed: how many runs there are in all.
+    """
+    known = list(runs)
+    lines = ["# TYPE loopscope_runs gauge", f"loopscope_runs {listed}"]
+    for name in _GAUGES:
+        lines.append(f"# TYPE loopscope_{name} gauge")
+        for entry, _, found in known:
+            sample = found.get(name)
+            if sample is not None and math.isfinite(sample):
+                lines.append(f"loopscope_{name}{{{_labels(entry)}}} {sample}")
+    lines.append("# TYPE loopscope_live gauge")
+    lines += [f"loopscope_live{{{_labels(entry)}}} {int(state == 'live')}" for entry, state, _ in known]
+    lines.append("# TYPE loopscope_alerts gauge")
+    for entry, _, found in known:
+        for severity in ("warn", "critical"):
+            lasting = sum(1 for f in found.get("findings", ()) if f["severity"] == severity and not f["over"])
+            lines.append(f'loopscope_alerts{{{_labels(entry)},severity="{severity}"}} {lasting}')
+    return "\n".join(lines) + "\n"
+
+
+def _labels(entry: Entry) -> str:
+    return f'run="{_escaped(entry.name)}",key="{entry.key}"'
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,99 @@
+"""The pages in a real browser: they open, draw, follow a live run, and do nothing that a run's name says."""
+
+import socket
+import threading
+import time
+
+import browser as chromium
+import pytest
+import uvicorn
+from report_runs import Shape, generated_run
+from service_runs import finished_run, loss_row, open_writer
+
+from loopscope import open_run
+from loopscope.report import write_report
+from loopscope.service import make_app
+
+PROGRAM = chromium.find()
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium is installed")
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+DRAWN = "document.body.dataset.ready === 'true'"
+FAILED = "document.querySelectorAll('[data-failed]').length"
+CHARTS = "document.querySelectorAll('[data-chart] svg').length"
+
+
+@pytest.fixture
+def serve():
+    """Serves a folder on a free port of this machine; gives the address."""
+    running = []
+
+    def start(root):
+        listening = socket.create_server(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(make_app(root), log_level="error"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        running.append((server, thread))
+        return f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+    yield start
+    for server, thread in running:
+        server.should_exit = True
+        thread.join(20)
+
+
+def test_the_report_draws_every_chart_and_asks_nobody(tmp_path):
+    run = generated_run(tmp_path / "run", Shape(), name=HOSTILE)
+    out = tmp_path / "report.html"
+    (part,) = write_report([open_run(run)], out)
+    charts = sum(1 for section in part.sections for chart in section.charts if chart.data.rows)
+    with chromium.Browser(PROGRAM) as tab:
+        tab.open(out.as_uri())
+        tab.wait(DRAWN)
+        assert (tab.value(CHARTS), tab.value(FAILED)) == (charts, 0)
+        assert tab.value("document.querySelector('h1').textContent") == HOSTILE
+        wide = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+        assert tab.value(wide) is True
+        outside = [url for url in tab.requests if not url.startswith(("file:", "data:", "about:"))]
+        assert (outside, tab.dialogs, tab.errors) == ([], [], [])
+    with chromium.Browser(PROGRAM, width=390, height=844) as phone:
+        phone.open(out.as_uri())
+        phone.wait(DRAWN)
+        assert phone.value(wide) is True
+
+
+def test_a_live_page_follows_the_run_and_a_hostile_name_does_nothing(tmp_path, serve):
+    store, writer = open_writer(tmp_path / "live", name=HOSTILE)
+    for step in range(1, 4):
+        writer.append("loss", loss_row(step))
+    writer.flush()
+    address = serve(tmp_path)
+    with chromium.Browser(PROGRAM) as tab:
+        tab.open(address)
+        tab.wait(f"document.querySelector('[data-cell=step]')?.textContent === '3' && {DRAWN}")
+        assert tab.value("document.querySelector('td a').textContent") == HOSTILE
+        tab.open(address + tab.value("document.querySelector('td a').getAttribute('href')"))
+        tab.wait(f"location.pathname !== '/' && {DRAWN} && {CHARTS} >= 4")
+        assert tab.value(FAILED) == 0
+        for step in (4, 5):
+            writer.append("loss", loss_row(step))
+            writer.flush()
+            written = time.monotonic()
+            tab.wait(f"[...document.querySelectorAll('.facts dd')].some((e) => e.textContent === '{step}')")
+            assert time.monotonic() - written < 5
+        store.close()
+        tab.wait("document.body.dataset.state === 'finished'")
+        outside = [url for url in tab.requests if not url.startswith((address, "data:", "about:"))]
+        assert (outside, tab.dialogs, tab.errors) == ([], [], [])
+
+
+def test_runs_are_ticked_and_compared(tmp_path, serve):
+    for name in ("a", "b"):
+        finished_run(tmp_path / name, name=name)
+    address = serve(tmp_path)
+    with chromium.Browser(PROGRAM) as tab:
+        tab.open(address)
+        tab.wait(DRAWN)
+        tab.value("document.querySelectorAll('input[name=run]').forEach((e) => e.click())")
+        tab.value("document.querySelector('form button').click()")
+        tab.wait(f"location.pathname === '/compare' && {DRAWN} && {CHARTS} > 0")
+        assert (tab.value(FAILED), tab.errors) == (0, [])
