@@ -284,5 +284,5 @@ def test_the_deep_probe_by_loop_step_and_by_visit(shown) -> None:
     growth = [("probe_perturbation", {**visit, "amplification": 2.5, "flipped_share": 0.125})]
     text = shown([*readouts, *margins, *growth])
     assert "Readout per loop step, through the tail, probe at step 10" in text
-    line = next(line for line in text.splitlines() if "layer 0, loop step 0" in line)
+    line = next(line for line in text.splitlines() if "layer 0, step 0" in line)
     assert line.split()[-5:] == ["1.01", "1.25", "block", "2.50", "0.125"]

@@ -81,8 +81,8 @@ def _visits(run: Run) -> list[RenderableType]:
         )
     one = margins[0]
     title = (
-        f"Margins over their null ({one['shuffle_scope']} shuffles; 1: no structure) and growth of a disturbance, probe "
-        f"at step {one['step']}"
+        f"Margins over their null ({one['shuffle_scope']} shuffles; 1: no structure), growth of a disturbance; "
+        f"step {one['step']}"
     )
     parts: list[RenderableType] = titled(title, table)
     if not all(row["calibrated"] for row in margins):
@@ -93,6 +93,4 @@ def _visits(run: Run) -> list[RenderableType]:
 
 
 def _name(row: dict[str, Any]) -> str:
-    return (
-        f"layer {row['layer_idx']}, loop step {row['loop_step']}" if row["block"] == "loop" else row["block"]
-    )
+    return f"layer {row['layer_idx']}, step {row['loop_step']}" if row["block"] == "loop" else row["block"]
