@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loopscope.session.schedule import is_probe_step, is_trace_step
+from loopscope.session.schedule import is_probe_step, is_trace_step, probe_stretch
 
 
 def test_trace_steps_of_every_100():
@@ -18,3 +18,10 @@ def test_probe_steps():
 def test_zero_turns_off(step, last):
     assert not is_trace_step(step, every=0, last_step=last)
     assert not is_probe_step(step, every=0, last_step=last)
+
+
+def test_probes_are_stretched_to_their_share_and_not_in_a_runs_first_minutes():
+    assert probe_stretch(6.0, 600.0) == 1
+    assert probe_stretch(6.1, 600.0) == 2
+    assert probe_stretch(50.0, 1000.0) == 5
+    assert probe_stretch(500.0, 599.0) == 1

@@ -5,7 +5,8 @@ happens: `sink_fault` (a position recorded twice), `visit_failed` (a reduction r
 failed), `trace_incomplete` (microbatches that never came), `no_valid_token`, `closure`, `nonfinite_loss`,
 `nonfinite_probe_loss` (tokens of a probe), and the faults of a visit's values: `nonfinite`,
 `weights_not_normalised`, `index_out_of_range`, `probabilities_as_logits`, `metric_failed`. What an integration
-adds: `probe_cost` (share of the time so far), `probe_failed`, `probe_skipped`, `probe_every_not_reached`.
+adds: `probe_cost` (share of the time so far), `probe_failed`, `probe_skipped`, `probe_stretched`,
+`probe_every_not_reached`.
 """
 
 from __future__ import annotations

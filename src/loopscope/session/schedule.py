@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
+PROBE_SHARE = 0.01
+"""Probes may take this share of the time; beyond it their period is stretched."""
+PROBE_GRACE_S = 600.0
+"""Before this many seconds nothing is stretched: the share of a run's beginning says little about the run."""
 FIRST_STEPS = 10
 """Steps 1 to this one are always traced: most wrong set-ups show there."""
 LARGEST_POWER = 512
@@ -33,3 +39,19 @@ def is_probe_step(step: int, *, every: int, last_step: int | None = None) -> boo
     if every == 0 or step < 0:
         return False
     return step % every == 0 or step == last_step
+
+
+def probe_stretch(seconds: float, elapsed_s: float) -> int:
+    """How many times longer the probes' period must be for their share to come down to `PROBE_SHARE`.
+
+    Args:
+        seconds: what probes have taken so far.
+        elapsed_s: time since training began.
+
+    >>> probe_stretch(30.0, 1000.0), probe_stretch(30.0, 100.0), probe_stretch(5.0, 1000.0)
+    (3, 1, 1)
+    """
+    if elapsed_s < PROBE_GRACE_S:
+        return 1
+    # A share that is exactly allowed must not be stretched by rounding.
+    return max(1, math.ceil(round(seconds / elapsed_s / PROBE_SHARE, 9)))

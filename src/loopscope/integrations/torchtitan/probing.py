@@ -13,7 +13,8 @@ from loopscope.collect.faults import describe
 from loopscope.probe import EncodedCorpus, load_corpus
 from loopscope.probe.deep import DeepSettings, run_deep_probe
 from loopscope.probe.deep_routing import Chosen
-from loopscope.session.schedule import is_probe_step
+from loopscope.session.ranks import decide
+from loopscope.session.schedule import is_probe_step, probe_stretch
 from loopscope.trace import raised_in_probe_forward, run_probe_forward
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class TrainerProbe:
         self._before: tuple[int, Chosen] | None = None
         self._began = time.perf_counter()
         self._seconds = 0.0
+        self._stretch = 1
         self.corpus = corpus
 
     @classmethod
@@ -48,11 +50,17 @@ class TrainerProbe:
     def run(self, step: int) -> dict[str, float]:
         """Probe the parameters as they are after update `step`; returns headline scalars.
 
+        Where probes take too large a share of the time, the period is stretched: a step that falls out gives {}.
+
         Under ``on_error="record"`` a probe that fails is a health row. An error in the model's own forward ends
         the job where there are other ranks, which wait in a collective.
         """
         collector = self._trainer.session.collector
         assert collector is not None
+        options, last_step = self._trainer.config.loopscope, self._trainer.config.training.steps
+        every = options.probe_every * self._stretch
+        if self._stretch > 1 and not is_probe_step(step, every=every, last_step=last_step):
+            return {}
         start = time.perf_counter()
         found = self._guarded(
             step,
@@ -65,7 +73,6 @@ class TrainerProbe:
                 batch_size=self._batch_size,
             ),
         )
-        options, last_step = self._trainer.config.loopscope, self._trainer.config.training.steps
         if is_probe_step(step, every=options.probe_deep_every, last_step=last_step):
             self._guarded(step, lambda: self._deep(step))
         now = time.perf_counter()
@@ -73,10 +80,26 @@ class TrainerProbe:
         share = self._seconds / (now - self._began)
         detail = f"{now - start:.3f} s; all probes so far: {self._seconds:.3f} s of {now - self._began:.3f} s"
         collector.record_event(step, "probe_cost", "info", value=share, detail=detail)
+        self._adapt(step, now - self._began)
         if step == last_step < options.probe_every:
-            detail = f"no probe between: probe_every is {options.probe_every}, the training has {last_step} steps"
+            detail = (
+                f"no probe between: probe_every is {options.probe_every}, the training has {last_step} steps"
+            )
             collector.record_event(step, "probe_every_not_reached", "info", detail=detail)
         return found
+
+    def _adapt(self, step: int, elapsed_s: float) -> None:
+        """Rank 0's clock decides for all ranks, since every rank must probe at the same steps."""
+        before, self._stretch = self._stretch, decide(lambda: probe_stretch(self._seconds, elapsed_s))
+        collector = self._trainer.session.collector
+        if collector is not None and self._stretch != before:
+            every = self._trainer.config.loopscope.probe_every * self._stretch
+            detail = (
+                f"probes took more than 1% of the time: now every {every} steps"
+                if self._stretch > 1
+                else None
+            )
+            collector.record_event(step, "probe_stretched", "warn", value=float(self._stretch), detail=detail)
 
     def _deep(self, step: int) -> dict[str, float]:
         options, collector = self._trainer.config.loopscope, self._trainer.session.collector

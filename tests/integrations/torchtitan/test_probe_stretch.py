@@ -1,0 +1,56 @@
+"""Probes that take too long come less often, on every rank alike, and the run says so."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from loopscope.integrations.torchtitan import probing
+
+
+@pytest.fixture
+def probe(monkeypatch):
+    events, ran = [], []
+    collector = SimpleNamespace(
+        writes=True, record_event=lambda step, name, severity, **more: events.append((step, name, more))
+    )
+    options = SimpleNamespace(probe_every=10, probe_deep_every=0)
+    trainer = SimpleNamespace(
+        device="cpu",
+        model=None,
+        train_context=None,
+        session=SimpleNamespace(collector=collector, config=SimpleNamespace(on_error="raise")),
+        config=SimpleNamespace(loopscope=options, training=SimpleNamespace(steps=95)),
+    )
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(probing.time, "perf_counter", lambda: clock.now)
+
+    def run_probe_forward(*_, step, **__):
+        ran.append(step)
+        clock.now += 30.0
+        return {"probe/loss": 1.0}
+
+    monkeypatch.setattr(probing, "run_probe_forward", run_probe_forward)
+    corpus = SimpleNamespace(input_ids=torch.zeros(2, 4, dtype=torch.int64).numpy())
+    return SimpleNamespace(made=probing.TrainerProbe(trainer, corpus, 2), clock=clock, events=events, ran=ran)
+
+
+def test_the_period_is_stretched_and_said(probe):
+    for step in range(0, 91, 10):
+        probe.clock.now += 400.0
+        found = probe.made.run(step)
+        assert bool(found) == (step in probe.ran)
+    probe.made.run(95)
+    stretched = [(step, more["value"]) for step, name, more in probe.events if name == "probe_stretched"]
+    assert stretched
+    assert 10 in probe.ran  # within the first minutes nothing is stretched
+    assert len(probe.ran) < 8
+    assert probe.ran[-1] == 95  # the last step is always probed
+
+
+def test_a_cheap_probe_keeps_its_period(probe, monkeypatch):
+    monkeypatch.setattr(probing, "run_probe_forward", lambda *_, step, **__: probe.ran.append(step) or {})
+    for step in range(0, 91, 10):
+        probe.clock.now += 400.0
+        probe.made.run(step)
+    assert probe.ran == list(range(0, 91, 10))
