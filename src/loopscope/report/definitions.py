@@ -14,6 +14,7 @@ _UNITS = {
     "z_mean": "nats", "token_entropy_ratio": "1", "expert_count": "assignments", "norm_mean": "activation",
     "relative_delta": "1", "growth": "1", "state_cosine": "1", "token_correlation": "1", "topk_overlap": "1",
     "overlap_chance": "1", "loss_mean": "nats per token", "tokens_seen": "tokens", "elapsed_s": "s",
+    "kl_from_previous": "nats", "argmax_settled": "1", "rho_cal": "1", "amplification": "1",
     "event": "text", "value": "depends on the event",
 }  # fmt: skip
 

@@ -105,8 +105,15 @@ def matrix(*, x: str, y: str, value: str, title: str, middle: float | None = Non
     scale = alt.Scale(range="diverging", domainMid=middle) if middle is not None else alt.Scale()
     if "domain" in more:
         scale.domain = more["domain"]
-    tooltip = [alt.Tooltip(f"{name}:Q", format=".4g") for name in (x, y, value, *more.get("extra", ()))]
+    numbers = (value, *more.get("extra", ()))
+    tooltip = [
+        *(alt.Tooltip(name, type="ordinal") for name in (x, y)),
+        *(alt.Tooltip(f"{name}:Q", format=".4g") for name in numbers),
+    ]
     ordinal: dict[str, Any] = {"type": "ordinal", "axis": alt.Axis(labelOverlap=True, labelAngle=0)}
+    if more.get("names"):
+        # Names come in the order of depth; numbers are sorted by Vega itself.
+        ordinal["sort"] = None
     base = alt.Chart(_DATA).encode(
         x=alt.X(x, title=more.get("x_title", x), **ordinal),
         y=alt.Y(y, title=more.get("y_title", y), **ordinal),

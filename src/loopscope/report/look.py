@@ -25,7 +25,7 @@ _VISITS = """
     select *, case block when 'head' then 0 when 'loop' then 1 else 2 end as b,
         case when block = 'loop' then loop_step else 0 end as r,
         case block when 'loop' then layer_idx when 'tail'
-            then row_number() over (partition by step, block order by unrolled_pos) - 1
+            then dense_rank() over (partition by step, block order by unrolled_pos) - 1
             else unrolled_pos end as l
     from {table} where {where}
 """

@@ -1,6 +1,6 @@
 """The sections of the report, one per file: `section(look)` gives a `Section`, empty where there is no data."""
 
-from loopscope.report.charts import experts, health, loop, loss, overlap, probe, router, speed
+from loopscope.report.charts import deep, experts, health, loop, loss, overlap, probe, router, speed
 
-SECTIONS = (loss, router, experts, speed, loop, overlap, probe, health)
+SECTIONS = (loss, router, experts, speed, loop, overlap, probe, deep, health)
 """In the order of the page."""
