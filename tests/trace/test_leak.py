@@ -269,3 +269,17 @@ def test_a_probe_leaves_nothing():
 def test_an_empty_sink_has_nothing_to_leak():
     watch_trace({}).assert_released()
     assert_trace_released({})
+
+
+def test_a_compilers_fake_tensors_are_no_leak():
+    """They stay in its caches, with a graph node whose number is the largest there is, and hold no memory."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    sink = {0: make_point(0)}
+    watch = watch_trace(sink)
+    with FakeTensorMode() as mode:
+        fake = torch.ones(4, requires_grad=True).exp()
+    sink.clear()
+    watch.assert_released()
+    assert fake.grad_fn is not None
+    assert mode is not None

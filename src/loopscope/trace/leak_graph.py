@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from loopscope.trace.leak_holders import holders_of_object
 
@@ -45,7 +46,10 @@ def _with_graph() -> list[Tensor]:
         return [
             thing
             for thing in gc.get_objects()
-            if issubclass(type(thing), Tensor) and thing.grad_fn is not None
+            # A compiler's fake tensors stay in its caches; they have a graph node and no memory behind it.
+            if issubclass(type(thing), Tensor)
+            and not issubclass(type(thing), FakeTensor)
+            and thing.grad_fn is not None
         ]
 
 
