@@ -74,9 +74,12 @@ def lines(
     return _finished(alt.layer(*layers), height)
 
 
-def heatmap(*, y_order: Sequence[str], value: str, title: str, last: int, low: float | None = None) -> Spec:
+def heatmap(
+    *, y_order: Sequence[str], value: str, title: str, last: int, domain: Sequence[float] | None = None
+) -> Spec:
     """A step × depth map of `value`; a cell holds from its trace to the next one. Missing cells stay empty."""
-    scale = alt.Scale() if low is None else alt.Scale(domainMin=low)
+    # A range that means something, where there is one: noise must not be stretched over all colours.
+    scale = alt.Scale() if domain is None else alt.Scale(domain=list(domain))
     tooltip = [
         alt.Tooltip("visit:N"), alt.Tooltip("step:Q", title="from step"), alt.Tooltip("step_to:Q", title="to step"),
         alt.Tooltip(f"{value}:Q", format=".5g", title=value),
@@ -102,7 +105,10 @@ def heatmap(*, y_order: Sequence[str], value: str, title: str, last: int, low: f
 
 def matrix(*, x: str, y: str, value: str, title: str, middle: float | None = None, **more: Any) -> Spec:
     """Cells over two ordered coordinates; with `middle` the colours diverge around it."""
-    scale = alt.Scale(range="diverging", domainMid=middle) if middle is not None else alt.Scale()
+    scale = alt.Scale()
+    if middle is not None:
+        # Blended as red, green and blue: by hue the way from blue to orange would lead through other colours.
+        scale = alt.Scale(range="diverging", domainMid=middle, interpolate="rgb")
     if "domain" in more:
         scale.domain = more["domain"]
     numbers = (value, *more.get("extra", ()))
@@ -128,7 +134,7 @@ def matrix(*, x: str, y: str, value: str, title: str, middle: float | None = Non
             base.transform_filter(alt.datum[more["cross"]] == 1).mark_point(
                 shape="cross",
                 angle=45,
-                size=40,
+                size=70,
                 filled=True,
                 color="#d00000",
                 stroke="white",

@@ -48,7 +48,13 @@ def section(look: Look) -> Section:
             id=name,
             title=title,
             text=f"{text} {'Largest value of a bucket.' if which and buckets.per_bucket > 1 else ''}".strip(),
-            spec=heatmap(y_order=order, value=column, title=column, last=rows[-1]["until"]),
+            spec=heatmap(
+                y_order=order,
+                value=column,
+                title=column,
+                last=rows[-1]["until"],
+                domain=_domain(rows, column),
+            ),
             data=_cells(rows, column, which),
             metrics=(("router", column),),
             scope=scope.words,
@@ -75,6 +81,20 @@ def with_cells(rows: list[dict[str, Any]], last: int) -> tuple[list[dict[str, An
         row["visit"], row["until"] = visit_label(row), ends[row["step"]]
         visits[row["b"], row["r"], row["l"]] = row["visit"]
     return rows, [visits[key] for key in sorted(visits)]
+
+
+def _domain(rows: list[dict[str, Any]], column: str) -> list[float] | None:
+    """Colours of a ratio end at its rule's bound at least, those of a count at 1; other quantities are stretched."""
+    lows = [row[f"{column}_min"] for row in rows if row[column] is not None]
+    highs = [row[f"{column}_max"] for row in rows if row[column] is not None]
+    if not lows:
+        return None
+    return {
+        "load_entropy_ratio": [min(0.8, *lows), 1.0],
+        "maxvio_count": [0.0, max(1.0, *highs)],
+        "dead_experts": [0.0, max(1.0, *highs)],
+        "token_entropy_ratio": [0.0, 1.0],
+    }.get(column)
 
 
 def _cells(rows: list[dict[str, Any]], column: str, which: str) -> Data:
