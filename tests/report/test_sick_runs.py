@@ -41,3 +41,8 @@ def test_a_loss_counted_twice_is_named_without_any_setting(tmp_path):
     run = open_run(train(tmp_path / "run", "loss counted twice"))
     (part,) = write_report([run], tmp_path / "report.html")
     assert [finding.rule for finding in part.findings.found] == ["closure"]
+    # The rules ran beside the training too, and said so once; the replay does not count what they said.
+    told = [row for row in run.arrow("health").to_pylist() if row["event"] == "alert"]
+    (alert,) = part.findings.alerts
+    assert [(row["step"], row["severity"]) for row in told] == [(alert.fired, "critical")]
+    assert told[0]["detail"].startswith("closure: The total loss is not the sum of its parts")

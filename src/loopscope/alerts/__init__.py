@@ -7,5 +7,6 @@ from loopscope.alerts.engine import Alert, AlertEngine
 from loopscope.alerts.rules import Reading
 from loopscope.alerts.settings import AlertSettings
 from loopscope.alerts.table import RULES, Rule
+from loopscope.alerts.writer import AlertingWriter
 
-__all__ = ["RULES", "Alert", "AlertEngine", "AlertSettings", "Reading", "Rule"]
+__all__ = ["RULES", "Alert", "AlertEngine", "AlertSettings", "AlertingWriter", "Reading", "Rule"]

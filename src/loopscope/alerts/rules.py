@@ -149,7 +149,7 @@ def explain_closure(row: Row) -> str | None:
 def health_events(row: Row, events: Mapping[str, str]) -> Reading | None:
     """A health row that is more than information, under the rule that its event belongs to."""
     name, severity = row.get("event"), row.get("severity")
-    if name is None or severity in (None, "info") or name == "closure":
+    if name is None or severity in (None, "info") or name in ("closure", "alert"):
         return None
     count = row.get("count")
     position = row.get("unrolled_pos")

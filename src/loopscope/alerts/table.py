@@ -165,4 +165,5 @@ EVENTS: Mapping[str, str] = MappingProxyType(
         "probabilities_as_logits": "bad_input",
     }
 )
-"""Health event → rule; what is not here is `other`. `closure` has a rule of its own over the loss rows."""
+"""Health event → rule; what is not here is `other`. `closure` has a rule of its own over the loss rows, and an
+`alert` is what a rule said."""

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import loopscope
+from loopscope.alerts import AlertingWriter
 from loopscope.collect import (
     NullWriter,
     ParquetCollector,
@@ -199,6 +200,8 @@ class Loopscope:
             writer = store.writer(
                 attempt=self.attempt, writer=f"r{self._rank:05d}", on_error=self.config.on_error
             )
+            # The rules look at what is written: a health row and a line of the log where one is broken for long.
+            writer = AlertingWriter(writer, on_error=self.config.on_error)
         self.collector = ParquetCollector(
             writer,
             context=RowContext(
