@@ -58,9 +58,11 @@ def router_columns(v, valid):
             mass[idx[t, slot]] += weights[t, slot]
     row = load_columns(counts, len(tokens), experts, k)
     row["expert_mass"] = mass.tolist()
-    row["maxvio_mass"] = experts * mass.max() / mass.sum() - 1
+    row["maxvio_mass"] = experts * mass.max() / mass.sum() - 1 if mass.sum() else None
     balanced = row["maxvio_count"] < 1e-6
-    row["mass_to_count_ratio"] = None if balanced else row["maxvio_mass"] / row["maxvio_count"]
+    row["mass_to_count_ratio"] = (
+        None if balanced or not mass.sum() else row["maxvio_mass"] / row["maxvio_count"]
+    )
 
     mean_prob = np.mean([probs[t] for t in tokens], axis=0)
     row["mean_prob"] = mean_prob.tolist()

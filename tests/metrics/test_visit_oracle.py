@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+import torch
+from hypothesis import example, given, settings
 from metrics_inputs import finished, visits
 from metrics_oracle import check_histogram, check_quantile, residual_columns, router_columns
 
-from loopscope.metrics import REGISTRY
+from loopscope.metrics import REGISTRY, VisitTensors
 
 QUANTILES = {"margin_p25": 0.25, "margin_p50": 0.5, "margin_p75": 0.75, "selection_gap_p01": 0.01}
 
@@ -40,8 +41,21 @@ def compare(got, expected, nulls, scale):
             np.testing.assert_allclose(have, want, rtol=2e-5, atol=atol, err_msg=name)
 
 
+def weightless():
+    """A sigmoid router whose probabilities underflow: every weight is 0."""
+    return VisitTensors(
+        router_logits=torch.full((1, 2, 3), -16052.0),
+        router_probs=torch.zeros(1, 2, 3),
+        topk_idx=torch.tensor([[[0], [2]]]),
+        topk_weights=torch.zeros(1, 2, 1),
+        residual=torch.ones(1, 2, 4),
+        score_func="sigmoid",
+    )
+
+
 @settings(max_examples=100, deadline=None)
 @given(visits())
+@example((weightless(), None))
 def test_every_router_column(case):
     v, valid = case
     row = finished(v, valid)

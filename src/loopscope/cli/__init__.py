@@ -64,7 +64,9 @@ _VERBS = {
     "report": _Verb(module="report", attribute="Report", help="Write what a run saw as one HTML file."),
     "diff": _Verb(module="diff", attribute="Diff", help="Compare two runs: settings, then metrics."),
     "watch": _Verb(module="watch", attribute="Watch", help="Watch a run in the terminal while it trains."),
-    "serve": _Verb(module="serve", attribute="Serve", help="Serve a page and an API over all runs of a folder."),
+    "serve": _Verb(
+        module="serve", attribute="Serve", help="Serve a page and an API over all runs of a folder."
+    ),
     "metrics": _Verb(module="metrics", attribute="Metrics", help="List every metric with its formula."),
     "verify": _Verb(module="verify", attribute="Verify", help="Check every part and row of a run."),
     "seal": _Verb(module="seal", attribute="Seal", help="Turn a run's journals into Parquet parts."),

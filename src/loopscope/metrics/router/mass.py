@@ -27,6 +27,12 @@ def _partial(c: VisitContext) -> Mapping[str, Tensor]:
 
 
 def _finish(p: Partials) -> Mapping[str, Any]:
+    if p.tokens > 0 and p["mass"].sum() == 0.0:
+        # Every weight is 0, as where a sigmoid router's probabilities underflow: no share, and nothing non-finite.
+        return {
+            "expert_mass": p["mass"],
+            **dict.fromkeys(("maxvio_mass", "mass_to_count_ratio"), NOT_APPLICABLE),
+        }
     violation_mass, violation_count = max_violation(p["mass"]), max_violation(p["count"])
     return {
         "expert_mass": p["mass"],
@@ -69,7 +75,7 @@ FAMILY: Family[VisitContext] = Family(
             "max_e E·m_e/Σm − 1",
             "1",
             "from expert_mass",
-            "non-finite weight: nonfinite; no valid token: absent",
+            "non-finite weight: nonfinite; no weight above 0: not_applicable; no valid token: absent",
         ),
         _metric(
             "mass_to_count_ratio",
@@ -77,7 +83,8 @@ FAMILY: Family[VisitContext] = Family(
             "maxvio_mass / maxvio_count",
             "1",
             "from expert_mass, expert_count",
-            "maxvio_count < 1e-6: not_applicable; non-finite weight: nonfinite; no valid token: absent",
+            "maxvio_count < 1e-6 or no weight above 0: not_applicable; non-finite weight: nonfinite; "
+            "no valid token: absent",
         ),
     ),
     sums=(Slot("mass", "E"),),
