@@ -114,6 +114,10 @@ class Remote:
         return self.filesystem.type_name.rpartition("+")[2].removeprefix("py::") in _OBJECT_STORES
 
 
+_LAST_TRIES, _LAST_WAIT_S = 6, 0.5
+"""When closing: a short run may not have lived long enough for one retry, and a dead network must not hold the end."""
+
+
 class Uploader:
     """A thread that keeps a remote copy of a run's sealed files up to date. Errors are counted, never raised."""
 
@@ -141,10 +145,14 @@ class Uploader:
         self._wake.set()
 
     def close(self) -> bool:
-        """End the thread after a last try; True where everything is up."""
+        """End the thread after some last tries, for at most a few seconds of waiting; True where everything is up."""
         self._stop.set()
         self._wake.set()
         self._thread.join()
+        for _ in range(_LAST_TRIES - 1):
+            if self.sync():
+                return True
+            time.sleep(min(self._retry_s, _LAST_WAIT_S))
         return self.sync()
 
     def sync(self) -> bool:
