@@ -4,9 +4,20 @@ The same engine runs beside the training and over a finished run, so both give t
 """
 
 from loopscope.alerts.engine import Alert, AlertEngine
+from loopscope.alerts.notice import AlertNotice, NoticeSink
 from loopscope.alerts.rules import Reading
 from loopscope.alerts.settings import AlertSettings
 from loopscope.alerts.table import RULES, Rule
 from loopscope.alerts.writer import AlertingWriter
 
-__all__ = ["RULES", "Alert", "AlertEngine", "AlertSettings", "AlertingWriter", "Reading", "Rule"]
+__all__ = [
+    "RULES",
+    "Alert",
+    "AlertEngine",
+    "AlertNotice",
+    "AlertSettings",
+    "AlertingWriter",
+    "NoticeSink",
+    "Reading",
+    "Rule",
+]
