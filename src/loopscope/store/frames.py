@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 MARKER = b"\xf5LSF"
@@ -41,11 +41,21 @@ class Gap:
 
 def encode_frame(ordinal: int, payload: bytes) -> bytes:
     """The bytes of one frame. OSError where it is too long to be read again."""
-    length = len(payload)
-    if length > MAX_PAYLOAD:
-        raise OSError(f"a record has {length} bytes, expected at most {MAX_PAYLOAD}")
-    crc = zlib.crc32(payload, zlib.crc32(_COUNTED.pack(ordinal, length)))
-    return _HEAD.pack(MARKER, ordinal, length, crc) + payload
+    return encode_frames(ordinal, (payload,))
+
+
+def encode_frames(first: int, payloads: Iterable[bytes]) -> bytes:
+    """The bytes of frames with ordinals from `first` on. OSError where one is too long to be read again."""
+    pieces: list[bytes] = []
+    add, head, counted, crc32 = pieces.append, _HEAD.pack, _COUNTED.pack, zlib.crc32
+    # This loop runs for every row in the training thread, hence the local names.
+    for ordinal, payload in enumerate(payloads, first):
+        length = len(payload)
+        if length > MAX_PAYLOAD:
+            raise OSError(f"a record has {length} bytes, expected at most {MAX_PAYLOAD}")
+        add(head(MARKER, ordinal, length, crc32(payload, crc32(counted(ordinal, length)))))
+        add(payload)
+    return b"".join(pieces)
 
 
 def scan(data: bytes) -> Iterator[Frame | Gap]:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from loopscope.store.disk import Disk
-from loopscope.store.frames import Frame, Gap, encode_frame, scan
+from loopscope.store.frames import Frame, Gap, encode_frames, scan
 
 
 class JournalHeader(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,13 +62,14 @@ class Journal:
 
     def append(self, table: str, rows: Sequence[msgspec.Struct]) -> None:
         """Write rows, all or none. OSError where they are not in the file."""
-        self._write([_ENCODER.encode((table, row)) for row in rows])
+        encode = _ENCODER.encode
+        self._write([encode((table, row)) for row in rows])
         self.rows += len(rows)
 
     def _write(self, payloads: Sequence[bytes]) -> None:
         if self._torn:
             self._repair()
-        data = b"".join(encode_frame(self._ordinal + i, payload) for i, payload in enumerate(payloads))
+        data = encode_frames(self._ordinal, payloads)
         try:
             taken = self._disk.write(self.fd, data)
             while taken < len(data):

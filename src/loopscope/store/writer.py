@@ -123,9 +123,10 @@ class RowWriter:
             self.attempted += len(rows)
             typed: list[msgspec.Struct] = []
             failed: StoreError | None = None
+            now = datetime.now(UTC)
             for row in rows:
                 try:
-                    typed.append(self.check(table, row))
+                    typed.append(self.check(table, row, now))
                 except StoreError as error:
                     failed = self._drop(error)
                 except Exception as error:  # noqa: BLE001 - nothing may reach the training loop
@@ -141,8 +142,8 @@ class RowWriter:
         if failed is not None and self.on_error == "raise":
             raise failed
 
-    def check(self, table: str, row: Mapping[str, object]) -> msgspec.Struct:
-        """The row in its typed form.
+    def check(self, table: str, row: Mapping[str, object], now: datetime | None = None) -> msgspec.Struct:
+        """The row in its typed form; `now` is its wall_time where it has none of its own.
 
         Raises:
             SchemaError: it does not fit the table.
@@ -160,7 +161,7 @@ class RowWriter:
         if typed.run_id is not None or typed.attempt is not None:
             self._check_owner(table, typed)
         if typed.wall_time is None:
-            typed.wall_time = datetime.now(UTC)
+            typed.wall_time = now or datetime.now(UTC)
         return typed  # type: ignore[no-any-return]
 
     def _check_owner(self, table: str, typed: Any) -> None:
