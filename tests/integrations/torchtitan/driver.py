@@ -198,7 +198,9 @@ def main() -> int:
             result = {"error": type(error).__name__, "message": str(error), "trace": traceback.format_exc()}
             failed += "error" not in scenario
         rank = dist.get_rank() if dist.is_initialized() else 0
-        Path(scenario["result"] + f".{rank}").write_text(json.dumps(result))
+        place = Path(scenario["result"] + f".{rank}")
+        place.with_name(f"{place.name}.part").write_text(json.dumps(result))
+        place.with_name(f"{place.name}.part").rename(place)  # whoever waits for it sees it whole
         gc.collect()
         dist.barrier()
     dist.destroy_process_group()
