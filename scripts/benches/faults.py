@@ -17,7 +17,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "faults"))
 
-from fault_bytes import flip_bits, truncate_journal, truncate_parts  # noqa: E402
+from fault_bytes import flip_bits, flip_documents, truncate_journal, truncate_parts  # noqa: E402
 from fault_injection import run_injection  # noqa: E402
 from fault_kill import run_kills  # noqa: E402
 from fault_rollbacks import run_rollbacks  # noqa: E402
@@ -57,6 +57,7 @@ def suite(scale: float, seed: int) -> dict[str, Callable[[Path], Figures]]:
         "truncated journal": lambda d: truncate_journal(d, steps=8, stride=max(1, round(1 / scale))),
         "truncated parts": lambda d: truncate_parts(d, steps=20, cuts=n(200), seed=seed),
         "bit flips": lambda d: flip_bits(d, steps=20, flips=n(10_000), seed=seed),
+        "bit flips, documents": lambda d: flip_documents(d, stride=max(1, round(1 / scale))),
         "disk errors": lambda d: run_injection(d, stride=max(1, round(1 / scale))),
         "rollbacks": lambda d: run_rollbacks(d, histories=n(200), seed=seed),
         "readers while writing": lambda d: _readers(d, n(1000)),
@@ -91,6 +92,7 @@ def main() -> int:
 _GOALS = {
     "lost": 0, "doubled": 0, "wrong": 0, "unreadable": 0, "silently_wrong": 0, "missing_unnamed": 0, "unnamed": 0,
     "uncounted": 0, "exceptions": 0, "unaccounted": 0, "unreported": 0, "wrong_live": 0, "stale": 0, "sql": 0,
+    "problems": 0, "not_well": 0,
     "worst_loss": 1,
 }  # fmt: skip
 

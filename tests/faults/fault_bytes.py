@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 from fault_rows import write_step, wrong_rows
 
 from loopscope.store import RunReader, RunStore, StoreOptions
 from loopscope.store.frames import Frame, scan
+from loopscope.store.verify import verify_run
 
 _OPTIONS = StoreOptions(tick_s=3600.0, on_error="raise")
 
@@ -104,3 +107,66 @@ def flip_bits(folder: Path, *, steps: int, flips: int, seed: int) -> dict[str, A
             path.write_bytes(contents[path])
         shutil.rmtree(root)
     return figures
+
+
+def flip_documents(folder: Path, *, bits: Sequence[int] = range(8), stride: int = 1) -> dict[str, Any]:
+    """Flip bits of every `stride`th byte of what says what the rows are: run.json, attempts, ledgers, live rows.
+
+    Whatever a reader then says is what it said before, or the damage is named.
+    """
+    root = folder / "documents"
+    _two_attempts(root)
+    documents = [
+        root / "run.json",
+        *sorted(root.glob("attempts/*.json")),
+        *sorted(root.glob("journal/*.sealed")),
+    ]
+    figures = {"flips": 0, "unreadable": 0, "silently_wrong": 0, "wrong": 0, "harmless": 0}
+    whole = _said(RunReader(root))
+    for path in documents:
+        for number, _ in enumerate(_flips(path, bits, stride)):
+            figures["flips"] += 1
+            try:
+                reader = RunReader(root)
+                named = bool(reader.problems)
+                figures["harmless"] += not named
+                figures["silently_wrong"] += not named and _said(reader) != whole
+                # Rows are checked now and then: they take their time.
+                if number % 60 == 0:
+                    figures["wrong"] += any(wrong_rows(t, reader.read(t)) for t in ("loss", "router"))
+            except Exception:
+                figures["unreadable"] += 1
+    # The derived table is for other engines: verify alone looks at it.
+    table = root / "tables" / "attempt" / "attempts.parquet"
+    rows = pq.read_table(table).to_pylist()
+    for _ in _flips(table, bits, 32 * stride):
+        figures["flips"] += 1
+        named = bool(verify_run(root).problems)
+        figures["harmless"] += not named
+        figures["silently_wrong"] += not named and pq.read_table(table).to_pylist() != rows
+    shutil.rmtree(root)
+    return figures
+
+
+def _flips(path: Path, bits: Sequence[int], stride: int) -> Iterator[None]:
+    data = path.read_bytes()
+    for position in range(0, len(data), stride):
+        for bit in bits:
+            flipped = bytearray(data)
+            flipped[position] ^= 1 << bit
+            path.write_bytes(flipped)
+            yield
+    path.write_bytes(data)
+
+
+def _two_attempts(root: Path) -> None:
+    make_run(root, steps=4, seal=True)
+    store = RunStore.open(root, options=_OPTIONS)
+    writer = store.writer(attempt=store.claim_attempt(first_step=3, parent_attempt=1))
+    write_step(writer, 3)
+    store.close()
+
+
+def _said(reader: RunReader) -> tuple[Any, ...]:
+    """Everything that the documents tell."""
+    return reader.manifest, reader.attempts, reader.live, reader.files.ledgers

@@ -11,6 +11,7 @@ from fault_disk import FaultyDisk
 from fault_rows import write_step, wrong_rows
 
 from loopscope.store import RunReader, RunStore, StoreOptions
+from loopscope.store.verify import verify_run
 
 # No background thread gets a turn: the scenario ticks by itself, so that the nth call is always the same one.
 _OPTIONS = StoreOptions(tick_s=3600.0, seal_in="thread", rotate_bytes=4000, fsync_s=1e-9)
@@ -52,7 +53,7 @@ def scenario(root: Path, disk: FaultyDisk) -> dict[str, Any]:
         "dropped": writer.dropped,
         "reported": sum(counts),
         "wrong": sum(len(wrong_rows(t, rows)) for t, rows in readable.items()),
-        "problems": [str(p) for p in reader.check_all()],
+        "problems": [str(p) for p in verify_run(root).problems],
         "calls": disk.calls,
     }
 
@@ -61,7 +62,8 @@ def run_injection(folder: Path, *, stride: int = 1) -> dict[str, Any]:
     """Fail every `stride`th call once, for a while, and for ever, with each error. Returns the figures."""
     total = scenario(folder / "clean", FaultyDisk(0, 0))["calls"]
     figures: dict[str, Any] = {
-        "scenarios": 0, "exceptions": 0, "unaccounted": 0, "wrong": 0, "dropped": 0, "unreported": 0, "examples": [],
+        "scenarios": 0, "exceptions": 0, "unaccounted": 0, "wrong": 0, "dropped": 0, "unreported": 0,
+        "problems": 0, "examples": [],
     }  # fmt: skip
     for code in (errno.ENOSPC, errno.EIO):
         for width in (1, 7, 10**9):
@@ -75,10 +77,13 @@ def run_injection(folder: Path, *, stride: int = 1) -> dict[str, Any]:
                 figures["dropped"] += result["dropped"]
                 unaccounted = result["attempted"] - result["readable"] - result["dropped"]
                 figures["unaccounted"] += unaccounted != 0
+                figures["problems"] += len(result["problems"])
                 # Where the disk works again before the end, the count itself must have been written.
                 if width < 10**9 and first + width < total - 40:
                     figures["unreported"] += result["reported"] != result["dropped"]
-                if (unaccounted or result["escaped"] or result["wrong"]) and len(figures["examples"]) < 5:
+                if (unaccounted or result["escaped"] or result["wrong"] or result["problems"]) and len(
+                    figures["examples"]
+                ) < 5:
                     figures["examples"].append({"code": code, "width": width, "first": first, **result})
     figures["calls"] = total
     return figures

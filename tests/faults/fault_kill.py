@@ -18,6 +18,7 @@ from typing import Any
 from fault_rows import POSITIONS, wrong_rows
 
 from loopscope.store import RunReader
+from loopscope.store.verify import verify_run
 
 _CHILD = Path(__file__).with_name("fault_child.py")
 CYCLES_PER_RUN = 8
@@ -85,7 +86,7 @@ def run_kills(folder: Path, *, cycles: int, seed: int) -> dict[str, Any]:
     nursery = Nursery(folder)
     figures = {
         "cycles": 0, "killed": 0, "killed_sealing": 0, "acknowledged": 0, "lost": 0, "doubled": 0, "wrong": 0,
-        "unreadable": 0, "problems": 0,
+        "unreadable": 0, "problems": 0, "not_well": 0, "notes": 0,
     }  # fmt: skip
     try:
         while figures["cycles"] < cycles:
@@ -128,6 +129,10 @@ def _check(root: Path, acknowledged: int, figures: dict[str, int]) -> None:
         reader = RunReader(root)
         loss, router = reader.read("loss"), reader.read("router")
         figures["problems"] += len(reader.check_all())
+        # An honest crash is nothing wrong, wherever it came.
+        verified = verify_run(root)
+        figures["not_well"] += len(verified.problems)
+        figures["notes"] += len(verified.notes)
     except Exception:
         figures["unreadable"] += 1
         return

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from loopscope.store import TABLES, Attempt, RunStore, StoreOptions, TableSchema
+from loopscope.store.checksum import with_checksum
 
 QUIET = StoreOptions(tick_s=3600.0, on_error="raise")
 """No background work, and every error raised."""
@@ -19,6 +21,13 @@ def loss(step: int, value: float = 1.0, **more: Any) -> dict[str, Any]:
 def visit(step: int, position: int = 0, rank: int | None = None, **more: Any) -> dict[str, Any]:
     scope = "global" if rank is None else "rank_local"
     return {"step": step, "unrolled_pos": position, "rank": rank, "aggregation_scope": scope, **more}
+
+
+def change_manifest(root: Path, **changes: Any) -> None:
+    """run.json with other members, as another version might have written it."""
+    members = json.loads((root / "run.json").read_text())
+    del members["checksum"]
+    (root / "run.json").write_bytes(with_checksum(json.dumps({**members, **changes}).encode()))
 
 
 def write_attempt(

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from store_runs import write_attempt
+from store_runs import change_manifest, write_attempt
 
 from loopscope.errors import NotARunError, RunExistsError, SchemaError, StoreError
 from loopscope.store import RunReader, RunStore, read_table
@@ -181,11 +181,12 @@ def test_a_stale_table_of_attempts_is_found(run: Path) -> None:
 
 
 def test_a_newer_layout_is_not_written_to(run: Path) -> None:
-    path = run / "run.json"
-    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    change_manifest(run, format=2, invented_later={"a": 1})
     with pytest.raises(StoreError, match="layout 2"):
         RunStore.open(run)
-    assert RunReader(run).read("loss").num_rows == 8
+    reader = RunReader(run)
+    assert reader.read("loss").num_rows == 8
+    assert ["layout 2" in str(p) for p in reader.check_all()] == [True]
 
 
 def test_a_leftover_temporary_file_disturbs_nobody(run: Path) -> None:

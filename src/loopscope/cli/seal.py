@@ -16,8 +16,9 @@ from loopscope.store.seal_run import seal_run
 class Seal:
     """Turn a run's journals into Parquet parts, and write the table of attempts anew.
 
-    Readers of loopscope need no sealing; other engines read Parquet only. Journals that a living process writes
-    are left alone. Exit status 0: everything else is sealed; 1: something could not be, and is named.
+    Readers of loopscope need no sealing; other engines read Parquet only. Journals that a living process writes are
+    left alone. A run.json that is missing or damaged is put together from the rows. Exit status 0: everything else
+    is sealed; 1: something could not be, and is named.
     """
 
     path: Annotated[Path, tyro.conf.Positional]
@@ -28,6 +29,8 @@ class Seal:
         with working("sealing"):
             report = seal_run(self.path)
         console = make_console()
+        if report.restored is not None:
+            console.print(f"run.json was put together from the rows: {report.restored}", markup=False)
         for sealed in report.sealed:
             lost = f", {sealed.lost} row(s) lost" if sealed.lost else ""
             console.print(
@@ -40,6 +43,6 @@ class Seal:
             console.print(f"left alone {name}: a process is writing it", markup=False)
         for failure in report.failures:
             console.print(f"failed {failure}", markup=False)
-        if not (report.sealed or report.busy or report.failures):
+        if not (report.sealed or report.busy or report.failures or report.restored):
             console.print("nothing to seal")
         return 1 if report.failures or any(s.lost for s in report.sealed) else 0

@@ -33,6 +33,8 @@ class Verify:
         console.print(*titled(str(self.path), table), sep="\n")
         for problem in found.problems:
             console.print(f"wrong ({problem.kind}): {problem}", markup=False)
+        for note in found.notes:
+            console.print(f"note ({note.kind}): {note}", markup=False)
         console.print(
             f"{found.parts} part(s) and {found.journals} journal(s) checked, {len(found.problems)} problem(s), "
             f"{found.lost_rows} row(s) known to be lost"

@@ -98,9 +98,11 @@ def _scan_journals(files: RunFiles) -> None:
         path = folder / name
         sealed = parse_ledger(name)
         if sealed is not None and not path.is_symlink():
-            ledger = read_ledger(path)
-            if ledger is not None:
-                files.ledgers[sealed] = ledger
+            try:
+                files.ledgers[sealed] = read_ledger(path)
+            except (OSError, ValueError) as error:
+                text = f"cannot be believed ({error}); a part of it that vanished would not be missed"
+                files.problems.append(Problem("journal", f"{JOURNAL_DIR}/{name}", text, 0))
         segment = parse_journal(name)
         if segment is None:
             continue

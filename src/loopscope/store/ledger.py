@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from loopscope.store.checksum import check_checksum, with_checksum
 from loopscope.store.disk import Disk, write_file
 from loopscope.store.names import JOURNAL_DIR, Segment
 
@@ -23,12 +24,20 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
 
 def write_ledger(disk: Disk, root: Path, segment: Segment, ledger: Ledger) -> None:
     """Put it beside the journal. Raises OSError."""
-    write_file(disk, root / JOURNAL_DIR / segment.ledger, msgspec.json.encode(ledger) + b"\n")
+    write_file(disk, root / JOURNAL_DIR / segment.ledger, with_checksum(msgspec.json.encode(ledger)))
 
 
-def read_ledger(path: Path) -> Ledger | None:
-    """The ledger; None where it cannot be read: then the parts must speak for themselves."""
+def read_ledger(path: Path) -> Ledger:
+    """The ledger.
+
+    Raises:
+        ValueError: it is damaged; the parts must then speak for themselves.
+        OSError: it cannot be read.
+    """
+    data = path.read_bytes()
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Ledger)
-    except (OSError, msgspec.DecodeError):
-        return None
+        ledger = msgspec.json.decode(data, type=Ledger)
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from None
+    check_checksum(data)
+    return ledger

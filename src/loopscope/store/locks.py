@@ -91,6 +91,12 @@ def read_holder(path: Path) -> Holder | None:
         return None
 
 
+def is_held(path: Path) -> bool:
+    """True unless the process that a lock file names is known to be dead."""
+    holder = read_holder(path)
+    return holder is None or holder.process.alive() is not False
+
+
 def _generations(folder: Path, name: str) -> list[int]:
     pattern = re.compile(re.escape(name) + r"\.(\d{1,9})\.lock")
     return sorted(int(m[1]) for entry in os.listdir(folder) if (m := pattern.fullmatch(entry)))  # noqa: PTH208

@@ -1,4 +1,4 @@
-"""run.json: what a run is. Written whole, by temporary name and rename."""
+"""run.json: what a run is. Written whole, by temporary name and rename, with its own checksum."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from loopscope.errors import NotARunError, StoreError
+from loopscope.store.checksum import check_checksum, with_checksum
 from loopscope.store.disk import Disk, write_file
 from loopscope.store.ids import Process
 from loopscope.store.names import MANIFEST
@@ -32,10 +33,14 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     python_version: str | None = None
 
 
+LAYOUT = 1
+"""The newest layout of a run directory that this version knows."""
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Identity of a run and what is needed to read its rows. All plain data."""
 
-    format: int = 1
+    format: int = LAYOUT
     """Layout of the run directory."""
     run_id: str
     """UUIDv7, made once."""
@@ -86,7 +91,7 @@ def write_manifest(disk: Disk, root: Path, manifest: Manifest) -> None:
         raise StoreError(
             f"run.json cannot hold the configuration: {error}. Hand over plain data: dicts, lists, text, numbers."
         ) from None
-    write_file(disk, root / MANIFEST, text + b"\n")
+    write_file(disk, root / MANIFEST, with_checksum(text))
 
 
 def read_manifest(root: Path) -> Manifest:
@@ -106,6 +111,10 @@ def read_manifest(root: Path) -> Manifest:
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror or error}") from None
     try:
-        return _DECODER.decode(data)
-    except msgspec.DecodeError as error:
-        raise StoreError(f"{path} is not a valid run manifest: {error}") from None
+        manifest = _DECODER.decode(data)
+        check_checksum(data)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise StoreError(
+            f"{path} is not a valid run manifest: {error}. `loopscope seal` puts it together from the rows"
+        ) from None
+    return manifest

@@ -25,8 +25,8 @@ from loopscope.store.attempts import (
 )
 from loopscope.store.files import Part, Problem, RunFiles, scan_files, segments_by_attempt
 from loopscope.store.journal import decode_journal, holds_row_of, journal_header
-from loopscope.store.manifest import Attempt, Manifest, read_manifest
-from loopscope.store.names import JOURNAL_DIR, TABLES_DIR, Segment
+from loopscope.store.manifest import LAYOUT, Attempt, Manifest, read_manifest
+from loopscope.store.names import JOURNAL_DIR, MANIFEST, TABLES_DIR, Segment
 from loopscope.store.parts import PartMeta, rows_to_arrow
 from loopscope.store.schema import TableSchema
 from loopscope.store.tables import TABLES
@@ -268,7 +268,7 @@ class RunReader:
 
     def _manifest(self) -> Manifest:
         try:
-            return read_manifest(self.root)
+            manifest = read_manifest(self.root)
         except StoreError as error:
             rebuilt = self._rebuilt()
             if rebuilt is None:
@@ -276,8 +276,15 @@ class RunReader:
                     raise
                 raise NotARunError(f"{error}; and no row was found to rebuild it from") from None
             text = f"missing or invalid ({error}); identity and attempts were rebuilt from the rows"
-            self.problems.append(Problem("manifest", "run.json", text))
+            self.problems.append(Problem("manifest", MANIFEST, text))
             return rebuilt
+        if manifest.format > LAYOUT:
+            text = (
+                f"has layout {manifest.format}, written by loopscope {manifest.loopscope_version}; this version knows "
+                f"layout {LAYOUT}: what it reads is right as far as it goes, and may not be all"
+            )
+            self.problems.append(Problem("schema", MANIFEST, text, 0))
+        return manifest
 
     def _rebuilt(self) -> Manifest | None:
         """Identity and attempts from parts and journals alone."""

@@ -22,7 +22,7 @@ from loopscope.store.journal import JournalHeader
 from loopscope.store.keeper import Keeper
 from loopscope.store.live_table import refresh_attempt_table
 from loopscope.store.locks import Lock, take_lock
-from loopscope.store.manifest import Attempt, Manifest, read_manifest, write_manifest
+from loopscope.store.manifest import LAYOUT, Attempt, Manifest, read_manifest, write_manifest
 from loopscope.store.names import ATTEMPTS_DIR, JOURNAL_DIR, TABLES_DIR, check_writer
 from loopscope.store.opening import refuse_existing, unwritable
 from loopscope.store.options import StoreOptions
@@ -173,10 +173,10 @@ class RunStore:
         """
         root = Path(path)
         manifest = read_manifest(root)
-        if manifest.format > 1:
+        if manifest.format > LAYOUT:
             raise StoreError(
-                f"{root} has layout {manifest.format}, this loopscope {__version__} writes layout 1. Use the version "
-                f"that made it ({manifest.loopscope_version}) or a later one."
+                f"{root} has layout {manifest.format}, this loopscope {__version__} writes layout {LAYOUT}. Use the "
+                f"version that made it ({manifest.loopscope_version}) or a later one."
             )
         try:
             for folder in (JOURNAL_DIR, ATTEMPTS_DIR, TABLES_DIR):

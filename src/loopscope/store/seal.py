@@ -57,6 +57,8 @@ def seal_journal(
             raise SchemaError(
                 f"{path.name}: the first record is damaged; it is read in place, and cannot be sealed"
             )
+        # Its number was used: without a word of it, its absence would look like a loss.
+        write_ledger(disk, root, segment, Ledger(rows={}, crc32={}))
         disk.unlink(path)
         return result
     _check_versions(path, header, tables)

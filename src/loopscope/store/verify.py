@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from loopscope.store.attempts import attempt_rows, live_ranges
 from loopscope.store.files import Problem, segments_by_attempt
-from loopscope.store.names import ATTEMPT_PART, JOURNAL_DIR, TABLES_DIR, Segment
+from loopscope.store.manifest import Attempt
+from loopscope.store.names import ATTEMPT_PART, JOURNAL_DIR, MANIFEST, TABLES_DIR, Segment
 from loopscope.store.parts import rows_to_arrow
 from loopscope.store.reader import RunReader
+
+ATTEMPT_TABLE = f"{TABLES_DIR}/attempt/{ATTEMPT_PART}"
 
 
 @dataclass
@@ -20,6 +25,8 @@ class Verification:
     """What was checked, and what is wrong."""
 
     problems: list[Problem] = field(default_factory=list)
+    notes: list[Problem] = field(default_factory=list)
+    """What is worth knowing and nothing is lost by, such as what an honest crash leaves."""
     parts: int = 0
     journals: int = 0
     rows: dict[str, int] = field(default_factory=dict)
@@ -39,6 +46,8 @@ def verify_run(root: Path) -> Verification:
     Raises:
         NotARunError: the folder holds no run.
     """
+    # First of all: what it is compared with may only have become newer since, as in a run that is being written.
+    table_of_attempts = _look_at_attempt_table(root)
     reader = RunReader(root)
     found = Verification(journals=len(reader.files.journals))
     found.parts = sum(len(p) for p in reader.files.parts.values())
@@ -55,7 +64,12 @@ def verify_run(root: Path) -> Verification:
                 found.problems += _doubled(table, live, across, "among the live rows")
     found.problems += reader.check_all()
     found.problems += _missing_segments(reader)
-    found.problems += _attempt_table(reader)
+    wrong, text = _judge_attempt_table(reader, table_of_attempts)
+    if text:
+        (found.problems if wrong else found.notes).append(Problem("live", ATTEMPT_TABLE, text, 0))
+    if reader.manifest.rebuilt and not any(p.kind == "manifest" for p in found.problems):
+        text = "was put together from the rows after it was lost: it lacks names, configuration and versions"
+        found.notes.append(Problem("manifest", MANIFEST, text, 0))
     return found
 
 
@@ -92,23 +106,45 @@ def _missing_segments(reader: RunReader) -> list[Problem]:
     ]
 
 
-def _attempt_table(reader: RunReader) -> list[Problem]:
-    """The derived table must say what it would say if it were derived now."""
-    where = f"{TABLES_DIR}/attempt/{ATTEMPT_PART}"
-    path = reader.root / where
+def _look_at_attempt_table(root: Path) -> list[dict[str, Any]] | Exception | None:
+    """Its rows; why it cannot be read; None where it is not there."""
+    path = root / ATTEMPT_TABLE
     if not path.exists():
-        if not reader.files.parts:
-            return []
-        return [Problem("live", where, "is missing; `loopscope seal` writes it anew", 0)]
-    progress = {name for name, schema in reader.schemas.items() if schema.progress}
-    sealed = segments_by_attempt(reader.files.parts)
-    ranges = live_ranges(reader.attempts, {n for n, tables in sealed.items() if tables & progress})
-    expected = attempt_rows(reader.manifest.run_id, reader.attempts, ranges)
+        return None
     try:
-        got = pq.read_table(path, page_checksum_verification=True).to_pylist()
+        rows: list[dict[str, Any]] = pq.read_table(path, page_checksum_verification=True).to_pylist()
     except (OSError, ValueError, pa.ArrowException) as error:
-        return [Problem("live", where, f"cannot be read ({error}); `loopscope seal` writes it anew", 0)]
-    if got != rows_to_arrow(reader.schema("attempt"), expected, {}).to_pylist():
-        text = "does not say which sealed rows are live now; `loopscope seal` writes it anew"
-        return [Problem("live", where, text, 0)]
-    return []
+        return error
+    return rows
+
+
+def _judge_attempt_table(reader: RunReader, got: list[dict[str, Any]] | Exception | None) -> tuple[bool, str]:
+    """(wrong, what is to be said): the derived table must say what it would say if it were derived now.
+
+    Between sealing a journal and writing the table anew a process may be killed, or still be at work: the table then
+    says what it said before, which is old and not wrong.
+    """
+    if isinstance(got, Exception):
+        return True, f"cannot be read ({got}); `loopscope seal` writes it anew"
+    progress = {name for name, schema in reader.schemas.items() if schema.progress}
+    sealed = {n for n, tables in segments_by_attempt(reader.files.parts).items() if tables & progress}
+    if got is None:
+        there = bool(reader.files.parts)
+        return there, "is missing; `loopscope seal` writes it anew" if there else ""
+    if got == _derived(reader, reader.attempts, max(sealed, default=None)):
+        return False, ""
+    before = reader.attempts[: len(got)]
+    if any(got == _derived(reader, before, newest) for newest in (None, *sorted(sealed))):
+        return False, (
+            "is older than the newest sealed rows: another engine that joins it misses them until `loopscope seal`, or "
+            "the next sealing, writes it anew"
+        )
+    return True, "does not say which sealed rows are live now; `loopscope seal` writes it anew"
+
+
+def _derived(reader: RunReader, attempts: Sequence[Attempt], newest: int | None) -> list[dict[str, Any]]:
+    """What the table says once `attempts` were claimed and `newest` is the last with sealed rows."""
+    ranges = live_ranges(attempts, set() if newest is None else {newest})
+    rows = attempt_rows(reader.manifest.run_id, attempts, ranges)
+    derived: list[dict[str, Any]] = rows_to_arrow(reader.schema("attempt"), rows, {}).to_pylist()
+    return derived

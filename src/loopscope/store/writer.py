@@ -252,16 +252,19 @@ class RowWriter:
             self._retire()
 
     def _begin_journal(self) -> Journal:
-        # A number is used once, even where creating the file failed half-way.
         self._seq += 1
         header = msgspec.structs.replace(self._header, seq=self._seq)
         path = self._root / JOURNAL_DIR / Segment(header.attempt, header.writer, header.seq).journal
         try:
+            # Where the folder was deleted under the run: what comes from here on is still worth keeping.
+            if not path.parent.exists():
+                self._disk.mkdir(path.parent)
             self._journal = Journal(self._disk, path, header)
-        except FileNotFoundError:
-            # The folder was deleted under the run: what comes from here on is still worth keeping.
-            self._disk.mkdir(path.parent)
-            self._journal = Journal(self._disk, path, header)
+        except OSError:
+            if not path.exists():
+                # Nothing has this number: the next file takes it, or its absence would look like a loss.
+                self._seq -= 1
+            raise
         self._opened = time.monotonic()
         return self._journal
 
