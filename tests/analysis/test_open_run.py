@@ -104,3 +104,35 @@ def test_reading_needs_no_torch(run: Path) -> None:
         "bad = {'torch', 'torchtitan', 'wandb', 'jaxtyping'} & set(sys.modules); assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", code, str(run)], check=True)
+
+
+def test_many_runs_are_few_selects_with_their_settings(tmp_path: Path) -> None:
+    options = StoreOptions(tick_s=3600.0, seal_in="thread", on_error="raise")
+    for index in range(6):
+        # Every third run was rolled back from step 4 to 2; the last one is still in its journal.
+        spans = [(1, 4, None), (3, 5, 1)] if index % 3 == 0 else [(1, 5, None)]
+        configuration = {"trainer": {"lr": index / 8}}
+        for first, last, parent in spans:
+            path = tmp_path / f"run{index}"
+            store = (
+                RunStore.open(path, options=options)
+                if parent
+                else RunStore.create(path, configuration=configuration, options=options)
+            )
+            writer = store.writer(attempt=store.claim_attempt(first_step=first, parent_attempt=parent))
+            for step in range(first, last + 1):
+                writer.append("loss", {"step": step, "task_loss": 100 * index + first})
+            store.close(seal=index != 5)
+    runs = open_runs(tmp_path / "run*")
+    rows = runs.sql(
+        "select cast(configuration ->> '$.trainer.lr' as double) as lr, step, task_loss from loss join run using "
+        "(run_id) order by all"
+    ).fetchall()
+    assert rows == [
+        (index / 8, step, 100 * index + (3 if index % 3 == 0 and step > 2 else 1))
+        for index in range(6)
+        for step in range(1, 6)
+    ]
+    assert runs.sql("select count(*) from loss_all").fetchall() == [(6 * 5 + 2 * 2,)]
+    plan = runs.sql("select sql from duckdb_views() where view_name = 'loss'").fetchall()[0][0]
+    assert plan.count("read_parquet") == 3  # whole runs; first attempts up to step 2; second attempts from 3

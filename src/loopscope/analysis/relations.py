@@ -54,36 +54,36 @@ class Views:
         if table == "attempt":
             self.connection.register(view, pa.concat_tables([r.read("attempt") for r in self._readers]))
             return
-        selects = [
-            select for index, reader in enumerate(self._readers)
-            for select in _selects(self.connection, reader, table, f"_journal_{view}_{index}", live)
-        ]  # fmt: skip
+        selects = _selects(self.connection, self._readers, table, f"_journal_{view}", live)
         self.connection.execute(f"create view {quote(view)} as {' union all '.join(selects)}")
 
 
 def _selects(
-    connection: duckdb.DuckDBPyConnection, reader: RunReader, table: str, journal: str, live: bool
+    connection: duckdb.DuckDBPyConnection, readers: Sequence[RunReader], table: str, journal: str, live: bool
 ) -> list[str]:
-    """One select per shape of file and attempt, and one for the journals."""
-    schema = reader.schema(table)
+    """One select per shape of file and range of live steps, over all runs together, and one for the journals.
+
+    A thousand runs must not become a thousand selects: planning them takes longer than reading.
+    """
+    schema = readers[0].schema(table)
     selects: list[str] = []
-    groups: dict[tuple[int, tuple[str, ...]], list[str]] = {}
-    for part in reader.parts(table, live=live):
-        # A file holds one attempt, so that its rows need no look at the attempt column to be found live.
-        key = (part.segment.attempt if live else 0, reader.columns_of(part))
-        groups.setdefault(key, []).append(str(part.path))
-    for (attempt, there), paths in groups.items():
+    groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    chunks: list[pa.Table] = []
+    for reader in readers:
+        for part in reader.parts(table, live=live):
+            # A file holds one attempt, so that its rows need no look at the attempt column to be found live.
+            where = _live_condition(reader.live[part.segment.attempt]) if live else ""
+            groups.setdefault((where, reader.columns_of(part)), []).append(str(part.path))
+        for attempt, chunk in reader.journal_rows(table, live=live):
+            chunks.append(reader.only_live(chunk, attempt) if live else chunk)
+    for (where, there), paths in groups.items():
         # A column that a file lacks is a typed null, which any later version may have added.
         columns = ", ".join(
             quote(c.name) if c.name in there else f"cast(null as {_DUCK[c.type]}) as {quote(c.name)}"
             for c in schema.columns
         )
         files = ", ".join(literal(p) for p in paths)
-        where = _live_condition(reader.live[attempt]) if live else ""
         selects.append(f"select {columns} from read_parquet([{files}], hive_partitioning = false){where}")
-    chunks = []
-    for attempt, chunk in reader.journal_rows(table, live=live):
-        chunks.append(reader.only_live(chunk, attempt) if live else chunk)
     if chunks or not selects:
         connection.register(journal, pa.concat_tables(chunks) if chunks else schema.arrow.empty_table())
         selects.append(f"select {', '.join(quote(c) for c in schema.names)} from {quote(journal)}")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pyarrow as pa
 
 from loopscope.analysis.relations import Views
@@ -40,14 +41,23 @@ class Runs(Sequence[Run]):
         return pa.concat_tables([run.arrow(table, live=live, columns=columns) for run in self._runs])
 
     def sql(self, query: str) -> duckdb.DuckDBPyRelation:
-        """A DuckDB query over views named as the tables are, and `run` (run_id, run_name, path, created)."""
+        """A DuckDB query over views named as the tables are, and over `run`: a row per run.
+
+        `run` has run_id, run_name, path, created, and configuration as JSON text: ``configuration ->> '$.trainer.lr'``.
+        """
         import duckdb
 
         if self._views is None:
             self._views = Views(duckdb.connect(":memory:"), [run.reader for run in self._runs])
-            about = [(r.run_id, r.manifest.run_name, str(r.path), r.manifest.created) for r in self._runs]
+            about = [
+                (
+                    r.run_id, r.manifest.run_name, str(r.path), r.manifest.created,
+                    msgspec.json.encode(r.manifest.configuration).decode(),
+                )
+                for r in self._runs
+            ]  # fmt: skip
             columns = [pa.array(c) for c in zip(*about, strict=True)]
-            names = ["run_id", "run_name", "path", "created"]
+            names = ["run_id", "run_name", "path", "created", "configuration"]
             self._views.connection.register("run", pa.table(columns, names=names))
         self._views.ensure(query)
         return self._views.connection.sql(query)
