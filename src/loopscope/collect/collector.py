@@ -22,7 +22,7 @@ from loopscope.collect.rows import counts_only, step_rows
 from loopscope.collect.step import TracedStep, TraceResult
 from loopscope.collect.strata import ProbeCorpus
 from loopscope.collect.together import finish_together
-from loopscope.collect.writer import RowWriter
+from loopscope.collect.writer import RowWriter, append_rows
 from loopscope.errors import ConfigError
 from loopscope.trace import LossComponents, OnError, TraceMeta, TraceSink, VisitSpec
 
@@ -387,8 +387,8 @@ class ParquetCollector:
                 return
             scope = self._scope
         keys = {**self._context.keys(scope), "step": step, **self._clock.columns(step)}
-        for row in rows:
-            self._writer.append(table, {**keys, **row})
+        if whole := [{**keys, **row} for row in rows]:
+            append_rows(self._writer, table, whole)
 
     def _health(self, step: int, events: Iterable[RowDict]) -> None:
         # Even a writer that raises must not reach the training loop through the report of an error.

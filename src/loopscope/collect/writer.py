@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 
 @runtime_checkable
 class RowWriter(Protocol):
-    """Takes rows as dictionaries of plain Python values; keys that are missing are null."""
+    """Takes rows as dictionaries of plain Python values; keys that are missing are null.
+
+    A writer may also have ``append_many(table, rows)``: the rows of one table and step then come in one call.
+    """
 
     def append(self, table: str, row: Mapping[str, object]) -> None:
         """Add one row."""
@@ -28,6 +31,16 @@ class RowWriter(Protocol):
         ...
 
 
+def append_rows(writer: RowWriter, table: str, rows: Sequence[Mapping[str, object]]) -> None:
+    """Add rows of one table; at once where the writer has `append_many`, which spares a system call per row."""
+    append_many = getattr(writer, "append_many", None)
+    if append_many is not None:
+        append_many(table, rows)
+        return
+    for row in rows:
+        writer.append(table, row)
+
+
 class MemoryWriter:
     """Keeps rows in lists by table."""
 
@@ -40,6 +53,11 @@ class MemoryWriter:
     def append(self, table: str, row: Mapping[str, object]) -> None:
         """Keep a copy of the row."""
         self.tables.setdefault(table, []).append(dict(row))
+
+    def append_many(self, table: str, rows: Sequence[Mapping[str, object]]) -> None:
+        """Keep a copy of each row."""
+        for row in rows:
+            self.append(table, row)
 
     def flush(self, durable: bool = False) -> None:
         """Count the call."""
@@ -65,6 +83,9 @@ class NullWriter:
 
     def append(self, table: str, row: Mapping[str, object]) -> None:
         """Drop the row."""
+
+    def append_many(self, table: str, rows: Sequence[Mapping[str, object]]) -> None:
+        """Drop the rows."""
 
     def flush(self, durable: bool = False) -> None:
         """Do nothing."""
