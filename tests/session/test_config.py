@@ -44,7 +44,7 @@ def test_unknown_on_error(tmp_path):
         LoopscopeConfig(out=tmp_path, on_error="ignore")
 
 
-@pytest.mark.parametrize(("name", "value"), [("trackers", ("wandb",)), ("alerts", ("loss > 3",))])
+@pytest.mark.parametrize(("name", "value"), [("alerts", ("loss > 3",))])
 def test_what_nothing_reads_is_refused(tmp_path, name, value):
     with pytest.raises(UnsupportedError, match=name):
         LoopscopeConfig(out=tmp_path, **{name: value})

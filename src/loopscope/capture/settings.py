@@ -46,7 +46,7 @@ class RunSettings:
     require: tuple[str, ...] = ()
     """Metrics that must be there."""
     trackers: tuple[str, ...] = ()
-    """Trackers of headline scalars."""
+    """Trackers of headline scalars, tables of visits and alerts."""
     alerts: tuple[str, ...] = ()
     """Alert rules."""
     compile: bool = False

@@ -11,10 +11,7 @@ from types import MappingProxyType
 from loopscope.capture.support import Pair, SupportEntry
 
 _NOTHING_READS = "nothing in this version reads it; leave it out"
-_TRACKERS = (
-    SupportEntry("trackers", "ignored", _NOTHING_READS),
-    SupportEntry("alerts", "ignored", _NOTHING_READS),
-)
+_ALERTS = (SupportEntry("alerts", "ignored", _NOTHING_READS),)
 _PROBE = SupportEntry(
     "probe_every",
     "ignored",
@@ -38,7 +35,7 @@ _ONE_PROCESS = tuple(
     )
 )  # fmt: skip
 _MLX = (
-    *_TRACKERS,
+    *_ALERTS,
     _PROBE,
     _NORM,
     *_ONE_PROCESS,
@@ -49,12 +46,12 @@ _MLX = (
     SupportEntry("recompute", "ignored", "nothing records in a recomputation; it changes nothing here"),
     SupportEntry("loss_rows", "ignored", "the model returns logits; call log_loss() where the loss is known"),
 )
-_TORCH = (*_TRACKERS, _PROBE, _NORM, *_SHARDED, _EXPERT)
+_TORCH = (*_ALERTS, _PROBE, _NORM, *_SHARDED, _EXPERT)
 _BY_HAND = SupportEntry(
     "loss_rows", "ignored", "a forward's output says nothing of the loss; call log_loss() where it is known"
 )
 _TITAN = (
-    *_TRACKERS,
+    *_ALERTS,
     *_SHARDED,
     _EXPERT,
 )

@@ -38,6 +38,7 @@ def attach(
     per_rank: bool = False,
     verify: bool = True,
     meshes: Mapping[str, Any] | None = None,
+    trackers: Iterable[str] = (),
     **options: Any,
 ) -> Attachment:
     """Observe the training of `model`; everything is checked here, and nothing is attached before ``with``::
@@ -65,6 +66,8 @@ def attach(
         per_rank: rank-local rows beside global ones.
         verify: reconcile every traced choice with its captured scores.
         meshes: `mesh`, `dp_mesh`, `tp_mesh`, `ep_mesh`, `cp_mesh` for custom reducers.
+        trackers: "wandb", "tensorboard", or what another package registered; a W&B run that is under way is written
+            into, not another one started.
         options: passed to the adapter, such as `valid` (a function of the forward's arguments that gives the [B, S]
             mask of tokens that are no padding).
 
@@ -84,6 +87,7 @@ def attach(
         "resume": resume,
         "verify": verify,
         "require": require,
+        "trackers": tuple(trackers),
     }
     settings = settings_of(adapter, given)
     gaps = preflight(settings, task, backend)
@@ -99,6 +103,7 @@ def attach(
         per_rank=per_rank,
         on_error=on_error,
         resume=resume,
+        trackers=settings.trackers,
     )
     facts = {
         "task": task,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from loopscope.errors import ConfigError, UnsupportedError
+from loopscope.trackers import check_trackers
 
 OnError = Literal["record", "raise"]
 
@@ -30,7 +31,8 @@ class LoopscopeConfig:
     resume: bool = False
     """Continue the run in `out`, as a new attempt. Without it `out` must not hold a run."""
     trackers: tuple[str, ...] = ()
-    """Trackers that get the headline scalars beside the trainer's own log."""
+    """Trackers that get headline scalars, tables of visits and alerts: "wandb", "tensorboard", or what another
+    package registered. One that fails is a health row, and costs neither a row nor the training."""
     alerts: tuple[str, ...] = ()
     """Alert rules."""
 
@@ -48,11 +50,12 @@ class LoopscopeConfig:
             raise ConfigError(
                 f"on_error is {self.on_error!r}, expected 'record' (count errors, go on) or 'raise' (stop)"
             )
+        object.__setattr__(self, "trackers", check_trackers(self.trackers))
         self._refuse_unhonoured()
 
     def _refuse_unhonoured(self) -> None:
         # A setting that nothing reads must stop the run, not look honoured.
-        for name in ("trackers", "alerts"):
+        for name in ("alerts",):
             value = getattr(self, name)
             if value:
                 raise UnsupportedError(

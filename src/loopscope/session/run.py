@@ -23,6 +23,7 @@ from loopscope.session.config import LoopscopeConfig
 from loopscope.session.schedule import is_probe_step, is_trace_step
 from loopscope.store import RunStore
 from loopscope.trace import TraceMeta, VisitSpec
+from loopscope.trackers import TrackerStart, TrackingWriter, start_trackers
 
 T = TypeVar("T")
 
@@ -91,6 +92,9 @@ class Loopscope:
         """None until `begin_attempt`."""
         self.attempt: int | None = None
         """Number of this attempt; None until `begin_attempt`."""
+        self.trackers: TrackingWriter | None = None
+        """The trackers, on the rank that writes to them; None elsewhere, and where there are none."""
+        self._shared_trackers: Mapping[str, Any] = {}
         self._store: RunStore | None = None
         self._corpus: ProbeCorpus | None = None
         self._rank, self._world_size = 0, 1
@@ -159,6 +163,15 @@ class Loopscope:
         if self.collector is not None:
             self.collector.corpus = self._corpus
 
+    def share_trackers(self, shared: Mapping[str, Any]) -> None:
+        """Tell what the trainer itself has started; before `begin_attempt`.
+
+        Args:
+            shared: tracker name → the `wandb.Run` or `SummaryWriter` to write into, or the exception that kept the
+                trainer from starting it.
+        """
+        self._shared_trackers = dict(shared)
+
     def begin_attempt(
         self, *, first_step: int = 1, parent_run_id: str | None = None, parent_attempt: int | None = None
     ) -> ParquetCollector:
@@ -195,18 +208,22 @@ class Loopscope:
             ).attempt
 
         self.attempt = self._decide(claim)
+        context = RowContext(
+            run_id=store.run_id, attempt=self.attempt, rank=self._rank, world_size=self._world_size
+        )
         writer: RowWriter = NullWriter()
-        if self._reducer is None or self._reducer.is_writer or self.config.per_rank:
+        writes = self._reducer is None or self._reducer.is_writer or self.config.per_rank
+        if writes:
             writer = store.writer(
                 attempt=self.attempt, writer=f"r{self._rank:05d}", on_error=self.config.on_error
             )
+        writer = self._tracked(writer, context, first_step)
+        if writes:
             # The rules look at what is written: a health row and a line of the log where one is broken for long.
             writer = AlertingWriter(writer, on_error=self.config.on_error)
         self.collector = ParquetCollector(
             writer,
-            context=RowContext(
-                run_id=store.run_id, attempt=self.attempt, rank=self._rank, world_size=self._world_size
-            ),
+            context=context,
             expected_visits=self._expected,
             on_error=self.config.on_error,
             corpus=self._corpus,
@@ -257,6 +274,42 @@ class Loopscope:
         frames: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _tracked(self, writer: RowWriter, context: RowContext, first_step: int) -> RowWriter:
+        """`writer` with the trackers beside it. Collective: one that may not fail stops every rank."""
+        if not self.config.trackers:
+            return writer
+        begin = TrackerStart(
+            run_id=context.run_id,
+            run_name=self.config.name,
+            attempt=context.attempt,
+            first_step=first_step,
+            out=self.config.out,
+            config=self.config.as_plain(),
+            version=loopscope.__version__,
+        )
+
+        def start() -> bool:
+            self.trackers = TrackingWriter(
+                writer,
+                lambda tell: start_trackers(
+                    self.config.trackers,
+                    begin,
+                    shared=self._shared_trackers,
+                    on_error=self.config.on_error,
+                    tell=tell,
+                ),
+                keys={
+                    **context.keys("rank_local" if self._reducer is None else "global"),
+                    "step": first_step,
+                },
+                attempt=context.attempt,
+                on_error=self.config.on_error,
+            )
+            return True
+
+        self._decide(start)  # rank 0 alone: it writes the rows of the run
+        return self.trackers or writer
 
     def _opened(self) -> RunStore:
         if self._store is None:

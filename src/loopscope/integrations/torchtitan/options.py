@@ -27,6 +27,9 @@ class LoopscopeOptions:
     """"record": errors of loopscope are counted and training goes on; "raise": they stop it."""
     compile_reductions: bool = False
     """Compile the reductions for this run's shapes before its first step: seconds per shape, repaid in long runs."""
+    trackers: tuple[str, ...] = ()
+    """Further trackers, which other packages registered. W&B and TensorBoard follow torchtitan's own settings:
+    --metrics.enable-wandb, --metrics.enable-tensorboard."""
     resume: bool = False
     """Continue the run in `out` from its latest checkpoint, as a new attempt."""
     probe_deep_every: int = 0
@@ -41,8 +44,11 @@ class LoopscopeOptions:
     probe_batch_size: int = 8
     """Documents per probe forward."""
 
-    def to_config(self) -> LoopscopeConfig:
+    def to_config(self, trackers: tuple[str, ...] = ()) -> LoopscopeConfig:
         """The checked configuration of the run.
+
+        Args:
+            trackers: names of the trackers, those of torchtitan's own settings included.
 
         Raises:
             ConfigError: a value is wrong; the message names it.
@@ -69,4 +75,5 @@ class LoopscopeOptions:
             per_rank=self.per_rank,
             on_error=self.on_error,
             resume=self.resume,
+            trackers=trackers,
         )

@@ -6,6 +6,7 @@ from typing import Any
 
 from loopscope.capture.settings import RunSettings
 from loopscope.capture.support import SupportEntry, preflight
+from loopscope.integrations.torchtitan.trackers import tracker_names
 
 _DEGREES = {
     "pipeline_parallel": "pipeline_parallel_degree",
@@ -30,6 +31,8 @@ def settings_from(trainer: Any) -> RunSettings:
         found["recompute"] = True
     if trainer.compile.enable:
         found["compile"] = True
+    if names := tracker_names(trainer):
+        found["trackers"] = names
     return RunSettings(**found)
 
 

@@ -22,6 +22,7 @@ from loopscope.integrations.torchtitan.objective import AuxScale, StepLosses, de
 from loopscope.integrations.torchtitan.options import LoopscopeOptions
 from loopscope.integrations.torchtitan.probing import TrainerProbe
 from loopscope.integrations.torchtitan.support import check_support
+from loopscope.integrations.torchtitan.trackers import FLAGS, share_loggers, tracker_names
 from loopscope.integrations.torchtitan.warm_up import compile_reductions
 from loopscope.session import Loopscope
 from loopscope.session.ranks import decide
@@ -51,7 +52,7 @@ class LoopscopeTrainer(Trainer):
     def __init__(self, config: Config) -> None:
         check_config(config)
         check_support(config)
-        settings = config.loopscope.to_config()
+        settings = config.loopscope.to_config(tracker_names(config))
         config.dump_folder = str(Path(settings.out) / "torchtitan")
         self._loaded: dict[str, Any] = {}
         self._norm = GradNorm()
@@ -81,6 +82,8 @@ class LoopscopeTrainer(Trainer):
         self._probe = TrainerProbe.build(self) if settings.probe_every else None
         if self._probe is not None:
             self.session.use_corpus(self._probe.corpus)
+        self.session.share_trackers(share_loggers(self.metrics_processor, settings, self._logger_failed))
+        self._has_trackers = any(name in FLAGS for name in settings.trackers)
         self._log = self.metrics_processor.log
         self.metrics_processor.log = self._log_with_headline
 
@@ -185,13 +188,20 @@ class LoopscopeTrainer(Trainer):
         grad_norm: float,
         extra_metrics: dict[str, Any] | None = None,
     ) -> None:
-        """torchtitan's log call, with the headline scalars of this step beside its own metrics."""
+        """torchtitan's log call, with the headline scalars of this step beside its own metrics.
+
+        Where W&B or TensorBoard is on, they have them already: from the rows, each at the step it belongs to.
+        """
         # The trainer has just waited for this step's values, so waiting for ours costs nothing.
         self._submit_loss(wait=True)
-        self._log(
-            step, global_avg_loss, global_max_loss, grad_norm, {**(extra_metrics or {}), **self._headline}
-        )
+        headline = {} if self._has_trackers else self._headline
+        self._log(step, global_avg_loss, global_max_loss, grad_norm, {**(extra_metrics or {}), **headline})
         self._headline = {}
+
+    def _logger_failed(self, detail: str) -> None:
+        """A logger of torchtitan's own failed, which costs its values and not the training."""
+        if self.session.collector is not None:
+            self.session.collector.record_event(self.step, "tracker_failed", "warn", detail=detail)
 
     def _tokens_after_this_step(self) -> int:
         """Training tokens of all ranks up to and including this step; every rank sees equally many."""
@@ -242,13 +252,14 @@ class LoopscopeTrainer(Trainer):
         self._loaded = {key: state_dict[key] for key in (_RUN_ID, _ATTEMPT) if key in state_dict}
 
     def close(self) -> None:
-        """Close torchtitan's parts, then write and seal what is left of the rows."""
+        """Write and seal what is left of the rows, then close torchtitan's parts."""
         try:
-            super().close()
-        finally:
             if self._watch is not None:
                 self._watch.remove()
+            # First, since the last values and alerts still go to the W&B run that torchtitan ends.
             self.session.close()
+        finally:
+            super().close()
 
     # -- set-up -----------------------------------------------------------------------------------------------
 

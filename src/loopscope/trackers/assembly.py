@@ -1,0 +1,114 @@
+"""Rows one by one → the values of whole steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from loopscope.trackers import values
+from loopscope.trackers.protocol import StepValues
+from loopscope.trackers.visits import NEEDED, TableSchedule, visit_table
+
+Row = Mapping[str, Any]
+
+_TRACE = ("router", "residual", "transition")
+_PROBE = ("probe_loss", "probe_overlap")
+_PROBE_COLUMNS = ("stratum_kind", "stratum", "loss_mean", "topk_overlap")
+_ERRORS = ("error", "visit_failed")
+_WAITING = 2  # A traced step's losses have come when the trace after it was written.
+
+
+@dataclass(slots=True)
+class _Step:
+    tables: dict[str, list[Row]] = field(default_factory=dict)
+    loss: Row | None = None
+    tokens: float | None = None
+
+
+class StepAssembler:
+    """Collects what belongs to one step, and gives it once.
+
+    A step is whole when its loss row comes: trainers write the trace before it. Losses may come late, up to the
+    next trace; a run without losses gives a step when the second trace after it begins. `finish` gives the rest.
+
+    Args:
+        scope: `aggregation_scope` of the rows that count; others (those of single ranks) are left out.
+        attempt: number of the attempt.
+    """
+
+    def __init__(self, *, scope: str, attempt: int) -> None:
+        self._scope, self._attempt = scope, attempt
+        self._steps: dict[int, _Step] = {}
+        self._schedule = TableSchedule()
+        self._unshown: StepValues | None = None
+        self._events = self._errors = 0
+
+    def see(self, table: str, row: Row, dropped: int = 0) -> Iterator[StepValues]:
+        """Note one row; gives the steps that are whole now, in rising order.
+
+        Args:
+            table: the row's table.
+            row: with its run-level keys.
+            dropped: rows that could not be written so far.
+        """
+        if row.get("aggregation_scope", self._scope) != self._scope:
+            return
+        step = row["step"]
+        if table == "loss":
+            self._of(step, row).loss = {**row}
+            yield from self._up_to(step, dropped)
+        elif table in _TRACE:
+            begun = step not in self._steps
+            self._keep(table, row, NEEDED)
+            if begun and len(self._steps) > _WAITING:
+                yield from self._up_to(sorted(self._steps)[-_WAITING - 1], dropped)
+        elif table in _PROBE:
+            self._keep(table, row, _PROBE_COLUMNS)
+        elif table == "health":
+            self._events += row.get("severity") in ("warn", "critical")
+            self._errors += row.get("event") in _ERRORS
+            self._keep(table, row, ("event", "value"))
+
+    def finish(self, dropped: int = 0) -> Iterator[StepValues]:
+        """The steps that are left; the table of the last trace too, if it was not shown."""
+        yield from self._up_to(max(self._steps, default=0), dropped)
+        last, self._unshown = self._unshown, None
+        if last is not None:
+            yield StepValues(step=last.step, scalars={}, visits=last.visits, show_table=True)
+
+    def _of(self, step: int, row: Row) -> _Step:
+        found = self._steps.setdefault(step, _Step())
+        if row.get("tokens_seen") is not None:
+            found.tokens = float(row["tokens_seen"])
+        return found
+
+    def _keep(self, table: str, row: Row, columns: Any) -> None:
+        # Only what is needed: a row of a wide layer holds lists of hundreds of experts.
+        kept = {name: row[name] for name in columns if name in row}
+        self._of(row["step"], row).tables.setdefault(table, []).append(kept)
+
+    def _up_to(self, last: int, dropped: int) -> Iterator[StepValues]:
+        for step in sorted(step for step in self._steps if step <= last):
+            made = self._values(step, self._steps.pop(step), dropped)
+            if made is not None:
+                yield made
+
+    def _values(self, step: int, held: _Step, dropped: int) -> StepValues | None:
+        scalars = values.of_trace(held.tables) | values.of_probe(held.tables)
+        scalars |= values.of_health(held.tables.get("health", ()))
+        if held.loss is not None:
+            scalars |= values.of_loss(held.loss)
+        if not scalars:
+            return None
+        if "health/coverage" in scalars or held.loss is not None:
+            scalars |= {"health/events": float(self._events), "health/dropped": float(dropped + self._errors)}
+        scalars["loopscope/attempt"] = float(self._attempt)
+        if held.tokens is not None:
+            scalars["loopscope/tokens_seen"] = held.tokens
+        visits = visit_table(step, held.tables)
+        shown = visits is not None and self._schedule.is_due(step)
+        made = StepValues(step=step, scalars=scalars, visits=visits, show_table=shown)
+        if visits is not None:
+            self._unshown = None if shown else made
+        return made

@@ -1,0 +1,139 @@
+"""Weights & Biases: scalars over an x axis of their own, tables of visits, alerts.
+
+The run is the trainer's where one is under way in this process (torchtitan's with ``metrics.enable_wandb``, or one
+that the script started), else a new one whose id is the run's `run_id`, so that a resumed run goes on in it. Scalars
+carry ``loopscope/step``, which is their x axis: W&B's own step only rises, and would throw away what comes after a
+rollback. W&B reads its own settings from the environment (WANDB_MODE, WANDB_PROJECT, WANDB_ENTITY, ...).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from loopscope.alerts import AlertNotice
+from loopscope.errors import ConfigError
+from loopscope.trackers.protocol import StepValues, TrackerStart, alert_text
+from loopscope.trackers.shared_rows import SharedRows
+
+PACKAGES = ("wandb",)
+INSTALL = "pip install 'loopscope[wandb]'"
+
+STEP = "loopscope/step"
+VISITS = "loopscope/visits"
+FINISH_SECONDS = 20
+
+_LEVELS = {"warn": "WARN", "critical": "ERROR"}
+_TITLE_LENGTH = 63  # W&B refuses titles of 64 characters and more
+
+
+class WandbTracker:
+    """Writes into one W&B run.
+
+    Args:
+        run: a `wandb.Run`.
+        is_own: True where loopscope started it, and ends it.
+    """
+
+    own_keys = (STEP, VISITS)
+
+    def __init__(self, run: Any, *, is_own: bool) -> None:
+        self._run, self._is_own = run, is_own
+        self._rows = None if is_own else SharedRows(run)
+        self._defined: set[str] = set()
+        self.where = _place(run)
+
+    def log(self, values: StepValues) -> None:
+        """One history row; where the table of visits is due, it is in it."""
+        row: dict[str, Any] = {**values.scalars, STEP: values.step}
+        for key in values.scalars.keys() - self._defined:
+            self._define(key)
+        if values.show_table and values.visits is not None:
+            row[VISITS] = self._table(values)
+        if self._rows is None:
+            self._run.log(row)
+        else:
+            self._rows.put(values.step, row)
+
+    def alert(self, notice: AlertNotice) -> None:
+        """A W&B alert, of the level WARN or ERROR."""
+        title = (
+            notice.title if len(notice.title) <= _TITLE_LENGTH else notice.title[: _TITLE_LENGTH - 1] + "…"
+        )
+        self._run.alert(title=title, text=alert_text(notice), level=_LEVELS[notice.severity])
+
+    def close(self) -> None:
+        """End the run where it is loopscope's own; else only place what waits."""
+        if self._rows is not None:
+            self._rows.finish()
+        if self._is_own:
+            self._run.finish()
+
+    def _define(self, key: str) -> None:
+        self._run.define_metric(key, step_metric=STEP, step_sync=False)
+        self._defined.add(key)
+
+    def _table(self, values: StepValues) -> Any:
+        import wandb
+
+        assert values.visits is not None
+        return wandb.Table(
+            columns=list(values.visits.columns), data=[list(row) for row in values.visits.rows]
+        )
+
+
+def start(begin: TrackerStart) -> WandbTracker:
+    """Join the run that is under way, or start one.
+
+    Raises:
+        ConfigError: the run that is to be shared has ended.
+        wandb.Error: W&B could not start: no key and not offline, no network, no such project.
+    """
+    import wandb
+
+    shared = begin.shared if begin.shared is not None else wandb.run
+    if shared is not None and getattr(shared, "_is_finished", False):
+        raise ConfigError("the W&B run to share has ended already; expected one that is under way")
+    run = shared if shared is not None else _own_run(begin)
+    tracker = WandbTracker(run, is_own=shared is None)
+    run.define_metric(STEP)
+    # What a notebook needs to find the rows: config.loopscope.run_id, with loopscope/step as their step.
+    about = {
+        "run_id": begin.run_id,
+        "run_name": begin.run_name,
+        "path": str(begin.out.resolve()),
+        "version": begin.version,
+        "attempt": begin.attempt,
+        "config": dict(begin.config),
+    }
+    run.config.update({"loopscope": about}, allow_val_change=True)
+    return tracker
+
+
+def _own_run(begin: TrackerStart) -> Any:
+    import wandb
+
+    given: dict[str, Any] = {}
+    # What the environment names is the user's word; an argument would win over it.
+    if "WANDB_PROJECT" not in os.environ:
+        given["project"] = "loopscope"
+    if "WANDB_NAME" not in os.environ:
+        given["name"] = begin.run_name
+    if "WANDB_RUN_ID" not in os.environ:
+        given |= {"id": begin.run_id, "resume": "allow"}
+    if "WANDB_DIR" not in os.environ:
+        given["dir"] = str(begin.out)
+    return wandb.init(**given, settings=wandb.Settings(**_finishing(wandb)))
+
+
+def _finishing(wandb: Any) -> dict[str, Any]:
+    # Without a bound, the end of training waits for an upload for as long as the network is gone.
+    return {"finish_timeout": FINISH_SECONDS} if "finish_timeout" in wandb.Settings.model_fields else {}
+
+
+def _place(run: Any) -> str:
+    address = getattr(run, "url", None)
+    if address:
+        return str(address)
+    folder = getattr(run.settings, "sync_dir", None)
+    return f"run {run.id}, offline in {folder}" if folder else f"run {run.id}"

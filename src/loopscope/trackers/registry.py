@@ -1,0 +1,105 @@
+"""Which trackers there are: one file each in `backends/`, and those that other packages register."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from typing import Any
+
+from loopscope.errors import ConfigError, UnsupportedError
+from loopscope.trackers import backends
+from loopscope.trackers.protocol import Tracker, TrackerStart
+
+ENTRY_POINTS = "loopscope.trackers"
+"""Entry-point group of third parties: tracker name → a module like those in `backends/`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """A tracker that can be started."""
+
+    name: str
+    module: Any
+    """Has `start(TrackerStart) -> Tracker`; `PACKAGES`, the modules that it imports; `INSTALL`, what to do when one
+    is missing."""
+
+    def missing(self) -> list[str]:
+        """Modules that it needs and that are not installed."""
+        return [name for name in getattr(self.module, "PACKAGES", ()) if not _is_installed(name)]
+
+    @property
+    def start(self) -> Callable[[TrackerStart], Tracker]:
+        """Starts it."""
+        started: Callable[[TrackerStart], Tracker] = self.module.start
+        return started
+
+
+@cache
+def known_trackers() -> tuple[str, ...]:
+    """Names of all trackers, sorted; none is imported."""
+    return tuple(sorted({*_built_in(), *_registered()}))
+
+
+def backend(name: str) -> Backend:
+    """A tracker by name; its file is imported, what it writes to is not.
+
+    Raises:
+        ConfigError: there is no such tracker, or what is registered under its name is none.
+    """
+    if name in _built_in():
+        return Backend(name, import_module(f"{backends.__name__}.{name}"))
+    point = _registered().get(name)
+    if point is None:
+        known = ", ".join(known_trackers())
+        raise ConfigError(
+            f"trackers names {name!r}, expected some of {known}. Another package can register a tracker under the "
+            f"entry point group {ENTRY_POINTS}."
+        )
+    module = point.load()
+    if not callable(getattr(module, "start", None)):
+        raise ConfigError(
+            f"the tracker {name!r} is registered as {point.value}, which has no start(TrackerStart); expected a "
+            "module, or an object, that has it."
+        )
+    return Backend(name, module)
+
+
+def check_trackers(names: Iterable[str]) -> tuple[str, ...]:
+    """The names, once each and in their order, when every one of them could be started.
+
+    Raises:
+        ConfigError: an unknown tracker, or something else than names.
+        UnsupportedError: a tracker's package is not installed; says what to install.
+    """
+    given = (names,) if isinstance(names, str) else tuple(names)
+    if isinstance(names, str) or not all(isinstance(name, str) for name in given):
+        raise ConfigError(f"trackers is {names!r}, expected a tuple of names, such as ('wandb',)")
+    unique = tuple(dict.fromkeys(given))
+    for name in unique:
+        found = backend(name)
+        if missing := found.missing():
+            what = getattr(found.module, "INSTALL", f"pip install {' '.join(missing)}")
+            raise UnsupportedError(
+                f"trackers names {name!r}, but {' and '.join(missing)} cannot be imported; expected it to be "
+                f"installed. Run: {what}"
+            )
+    return unique
+
+
+def _is_installed(name: str) -> bool:
+    # A folder of that name in the working directory (wandb makes one) looks like a package without an origin.
+    spec = find_spec(name)
+    return spec is not None and spec.origin is not None
+
+
+def _built_in() -> set[str]:
+    return {found.name for found in pkgutil.iter_modules(backends.__path__)}
+
+
+def _registered() -> dict[str, Any]:
+    return {point.name: point for point in entry_points(group=ENTRY_POINTS)}

@@ -1,0 +1,164 @@
+"""The trackers beside the training: a writer that looks at the rows on their way to the store."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from loopscope.alerts import AlertNotice
+from loopscope.collect import RowWriter
+from loopscope.trackers.assembly import StepAssembler
+from loopscope.trackers.guard import Event, GuardedTracker, Tell
+from loopscope.trackers.protocol import StepValues
+
+_log = logging.getLogger("loopscope.trackers")
+
+_KEYS = (
+    "run_id",
+    "attempt",
+    "step",
+    "rank",
+    "world_size",
+    "aggregation_scope",
+    "tokens_seen",
+    "elapsed_s",
+    "wall_time",
+)
+
+
+class TrackingWriter:
+    """Hands every row on, and the values of each whole step to the trackers.
+
+    A row reaches the store whatever a tracker does. The one change: `timing` rows also count the seconds that the
+    trackers took since the last one.
+
+    Args:
+        inner: takes the rows.
+        start: starts the trackers; is given what writes a health row about them.
+        keys: run-level columns of a health row before the first row came. Rows of another `aggregation_scope` than
+            theirs do not count.
+        attempt: number of the attempt.
+        on_error: "record" or "raise".
+    """
+
+    def __init__(
+        self,
+        inner: RowWriter,
+        start: Callable[[Tell], Sequence[GuardedTracker]],
+        *,
+        keys: Mapping[str, object],
+        attempt: int = 1,
+        on_error: Literal["record", "raise"] = "record",
+    ) -> None:
+        self.errors = 0
+        """Failures outside the trackers themselves; the rows were written nevertheless."""
+        self._inner, self._on_error = inner, on_error
+        self._keys, self._scope = dict(keys), str(keys["aggregation_scope"])
+        self._assembler = StepAssembler(scope=self._scope, attempt=attempt)
+        self._seconds = 0.0
+        self._closed = False
+        self.trackers = tuple(start(self._tell))
+        """In the order of their names in the configuration."""
+
+    def append(self, table: str, row: Mapping[str, object]) -> None:
+        """Hand one row on, and what it completes to the trackers."""
+        if table == "health" and row.get("event") == "timing":
+            row = self._with_own_time(row)
+        self._inner.append(table, row)
+        self._see(table, row)
+
+    def append_many(self, table: str, rows: Sequence[Mapping[str, object]]) -> None:
+        """Hand the rows of one table on at once where `inner` can, and what they complete to the trackers."""
+        many = getattr(self._inner, "append_many", None)
+        if many is None or table == "health":
+            for row in rows:
+                self.append(table, row)
+            return
+        many(table, rows)
+        for row in rows:
+            self._see(table, row)
+
+    def alert(self, notice: AlertNotice) -> None:
+        """Tell people of an alert through every tracker.
+
+        Raises:
+            Exception: what the first tracker that failed raised, after all were told.
+        """
+        raised = None
+        for tracker in self.trackers:
+            try:
+                tracker.alert(notice)
+            except Exception as error:  # noqa: BLE001  (raised below)
+                raised = raised or error
+        if raised is not None:
+            raise raised
+
+    def flush(self, durable: bool = False) -> None:
+        """Hand on."""
+        self._inner.flush(durable=durable)
+
+    def close_trackers(self) -> None:
+        """Send what is left and end the trackers; rows are still taken. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            with self._guarded():
+                self._send(self._assembler.finish(self._inner.dropped))
+        finally:
+            for tracker in self.trackers:
+                tracker.close()
+
+    def close(self) -> None:
+        """End the trackers, and hand on."""
+        try:
+            self.close_trackers()
+        finally:
+            self._inner.close()
+
+    @property
+    def dropped(self) -> int:
+        """Rows that could not be written so far."""
+        return self._inner.dropped
+
+    def _see(self, table: str, row: Mapping[str, object]) -> None:
+        with self._guarded():
+            if row.get("aggregation_scope") == self._scope:
+                self._keys = {key: row[key] for key in _KEYS if key in row}
+            self._send(self._assembler.see(table, row, self._inner.dropped))
+
+    def _send(self, steps: Iterator[StepValues]) -> None:
+        for values in steps:
+            for tracker in self.trackers:
+                tracker.log(values)
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        except Exception as error:
+            self.errors += 1
+            if self._on_error == "raise":
+                raise
+            if self.errors == 1:
+                _log.warning(
+                    "a row could not be made ready for trackers: %s: %s", type(error).__name__, error
+                )
+        finally:
+            self._seconds += time.perf_counter() - began
+
+    def _with_own_time(self, row: Mapping[str, Any]) -> Mapping[str, object]:
+        seconds, self._seconds = self._seconds, 0.0
+        detail = {**json.loads(row["detail"]), "trackers": round(seconds, 6)}
+        return {**row, "value": row["value"] + seconds, "detail": json.dumps(detail)}
+
+    def _tell(self, event: Event, detail: str, count: int | None = None) -> None:
+        severity = "info" if event == "tracker_started" else "warn"
+        self._inner.append(
+            "health", {**self._keys, "event": event, "severity": severity, "count": count, "detail": detail}
+        )
