@@ -34,13 +34,21 @@ PUBLIC = {
     "__version__",
     "assert_trace_released",
     "attach",
+    "compare_probes",
+    "differences",
+    "expert_deaths",
+    "findings",
+    "layer_load",
     "legacy_trace_point_factory",
     "open_run",
     "open_runs",
     "reduce_trace",
     "run_probe_forward",
+    "scope_of",
+    "settings_between",
     "unrolled_position",
     "watch_trace",
+    "window_of",
 }
 
 

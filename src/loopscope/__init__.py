@@ -38,13 +38,21 @@ _PUBLIC = {
     "VisitSpec": "loopscope.trace",
     "attach": "loopscope.session.attach",
     "assert_trace_released": "loopscope.trace",
+    "compare_probes": "loopscope.analysis",
+    "differences": "loopscope.analysis",
+    "expert_deaths": "loopscope.analysis",
+    "findings": "loopscope.analysis",
+    "layer_load": "loopscope.analysis",
     "legacy_trace_point_factory": "loopscope.trace",
     "open_run": "loopscope.analysis",
     "open_runs": "loopscope.analysis",
     "reduce_trace": "loopscope.collect",
     "run_probe_forward": "loopscope.trace",
+    "scope_of": "loopscope.analysis",
+    "settings_between": "loopscope.analysis",
     "unrolled_position": "loopscope.trace",
     "watch_trace": "loopscope.trace",
+    "window_of": "loopscope.analysis",
 }
 
 __all__ = ["__version__", *sorted(_PUBLIC)]

@@ -1,9 +1,13 @@
-"""Results of queries as plain Python."""
+"""Results of queries as plain Python and NumPy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from loopscope.analysis.run import Run
 
@@ -21,3 +25,13 @@ def value(run: Run, query: str) -> Any:
     """The first column of the first row of a query; None without a row."""
     rows = run.sql(query).fetchall()
     return rows[0][0] if rows else None
+
+
+def list_values(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """All values of a list column, and where each row's list begins and the last one ends."""
+    chunks = [chunk for chunk in column.chunks if len(chunk)]
+    if not chunks:
+        return np.empty(0, dtype=np.int64), np.zeros(1, dtype=np.int64)
+    lengths = np.concatenate([chunk.value_lengths().to_numpy(zero_copy_only=False) for chunk in chunks])
+    flat = np.concatenate([chunk.flatten().to_numpy(zero_copy_only=False) for chunk in chunks])
+    return flat, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
