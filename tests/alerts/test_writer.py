@@ -88,5 +88,5 @@ def test_a_failing_rule_never_costs_a_row():
     assert writer.errors == 2
     strict = AlertingWriter(MemoryWriter(), S, on_error="raise")
     strict.append("router", broken)
-    with pytest.raises(ValueError):
+    with pytest.raises(TypeError):
         strict.append("router", broken | {"step": 2})

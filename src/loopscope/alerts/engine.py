@@ -66,7 +66,7 @@ class AlertEngine:
     """Every alert so far, in the order in which they fired."""
     _streaks: dict[tuple[str, str], _Streak] = field(default_factory=dict)
     _dead: dict[str, DeadWindow] = field(default_factory=dict)
-    _best: dict[str, BestMean] = field(default_factory=dict)
+    _best: dict[tuple[int, int], BestMean] = field(default_factory=dict)
 
     def observe(self, table: str, step: int, rows: Iterable[Row]) -> list[Alert]:
         """The alerts that fire with these rows, all of one table and step and of one scope."""
@@ -85,6 +85,17 @@ class AlertEngine:
         """Alerts that have not ended."""
         return [alert for alert in self.alerts if alert.cleared is None]
 
+    def best_mean(self, layer: int, loop_step: int) -> BestMean:
+        """The best mean of relative_delta at a layer's last step boundary.
+
+        Loops of another depth end at another place: a best mean belongs to one depth.
+        """
+        key = (layer, loop_step)
+        found = self._best.get(key)
+        if found is None:
+            found = self._best[key] = BestMean(self.settings.sustain)
+        return found
+
     def _judges(self) -> dict[str, Callable[[int, list[Row]], Iterator[Reading]]]:
         return {
             "loss": self._loss,
@@ -95,9 +106,16 @@ class AlertEngine:
         }
 
     def _take(self, step: int, reading: Reading) -> Alert | None:
+        if reading.rule in self.settings.off:
+            return None
         rule = RULES[reading.rule]
         key = (reading.rule, reading.subject)
         streak = self._streaks.get(key)
+        if rule.at_once and streak is not None and step - streak.last > self.settings.again_after:
+            # Long past: whoever was told of the last one must hear of this one.
+            if streak.alert is not None:
+                streak.alert.cleared = streak.last
+            streak = None
         if reading.excess <= 1:
             if streak is not None and reading.excess <= self.settings.clear_at:
                 if streak.alert is not None:
@@ -199,9 +217,7 @@ class AlertEngine:
         found = rules.loop_growth(growths, subject, self.settings)
         if found is not None:
             yield found
-        # Loops of another depth end at another place: a best mean belongs to one depth.
-        key = f"{subject} at {pairs[-1]['to_loop_step']}"
-        best = self._best.setdefault(key, BestMean(self.settings.sustain))
+        best = self.best_mean(pairs[-1]["to_layer_idx"], pairs[-1]["to_loop_step"])
         delta = pairs[-1].get("relative_delta")
         found = rules.loop_delta(delta, best.best, subject, self.settings)
         if delta is not None:

@@ -29,7 +29,7 @@ class AlertNotice:
     text: str
     """Value and bound; at the worst place where there are many."""
     why: str
-    """Why the bound is where it is."""
+    """The bound, and why it is where it is."""
     places: tuple[str, ...] = ()
     """The places by name, the worst first, at most `MOST_PLACES` of them."""
     num_places: int = 1
@@ -43,9 +43,17 @@ class AlertNotice:
         """Where, since when and how far."""
         return f"{self.subject}, since step {self.since}: {self.text}"
 
+    def message(self) -> str:
+        """Everything in three lines, for people."""
+        return f"{self.headline()} (step {self.step})\n{self.sentence()}\n{self.why}"
+
+    def plain(self) -> dict[str, object]:
+        """The fields as plain types."""
+        return {**asdict(self), "places": list(self.places)}
+
     def as_json(self) -> str:
         """The fields as a JSON object, in ASCII."""
-        return json.dumps(asdict(self))
+        return json.dumps(self.plain())
 
 
 MOST_PLACES = 20

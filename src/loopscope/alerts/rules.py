@@ -16,8 +16,8 @@ from loopscope.alerts.settings import AlertSettings
 
 Row = Mapping[str, Any]
 
-# Growth − 1 must have lost this share over the last three loop steps to count as falling.
-_FALL = 0.1
+FALL = 0.1
+"""Growth − 1 must have lost this share over the last three loop steps to count as falling."""
 _INFINITE = math.inf
 
 
@@ -32,7 +32,7 @@ class Reading:
     excess: float
     critical: bool = False
     text: str = ""
-    """The value and its bound, for people."""
+    """The value and its bound, for people; empty where the bound is kept, for most rows keep it."""
 
 
 def maxvio(row: Row, subject: str, s: AlertSettings) -> Reading | None:
@@ -43,6 +43,8 @@ def maxvio(row: Row, subject: str, s: AlertSettings) -> Reading | None:
     most = experts / k - 1
     noise = s.maxvio_noise * math.sqrt(2 * math.log(experts) * experts / (k * tokens))
     bound = max(s.maxvio_share * most, noise)
+    if value <= bound:
+        return Reading("maxvio", subject, value, value / bound)
     critical = value > max(s.maxvio_critical * most, noise)
     text = f"maxvio_count {value:.3g}, bound {bound:.3g}, largest possible {most:.3g}"
     return Reading("maxvio", subject, value, value / bound, critical, text)
@@ -53,8 +55,10 @@ def load_entropy(row: Row, subject: str, s: AlertSettings) -> Reading | None:
     value = row.get("load_entropy_ratio")
     if value is None:
         return None
-    text = f"load_entropy_ratio {value:.3g}, bound {s.load_entropy:g}"
     excess = _shortfall(value, s.load_entropy)
+    if excess <= 1:
+        return Reading("load_entropy", subject, value, excess)
+    text = f"load_entropy_ratio {value:.3g}, bound {s.load_entropy:g}"
     return Reading("load_entropy", subject, value, excess, value < s.load_entropy_critical, text)
 
 
@@ -68,6 +72,8 @@ def router_collapse(row: Row, subject: str, s: AlertSettings) -> Reading | None:
     share = mutual / math.log(experts)
     worst = max(entropy, share)
     excess = s.collapse / worst if worst > 0 else _INFINITE
+    if excess <= 1:
+        return Reading("router_collapse", subject, worst, excess)
     text = f"token_entropy_ratio {entropy:.3g}, mutual_information {share:.3g} ln E, bound {s.collapse:g}"
     return Reading("router_collapse", subject, worst, excess, True, text)
 
@@ -75,16 +81,16 @@ def router_collapse(row: Row, subject: str, s: AlertSettings) -> Reading | None:
 def z(row: Row, subject: str, s: AlertSettings) -> Reading | None:
     """|z_mean| against ln E + 10, the largest logit against 50: whichever is further out."""
     experts, mean, largest = (row.get(n) for n in ("num_experts", "z_mean", "logit_abs_max"))
-    found: list[tuple[float, float, str]] = []
+    found: list[tuple[float, float, str, float]] = []
     if mean is not None and experts:
         bound = math.log(experts) + s.z_above
-        found.append((abs(mean) / bound, mean, f"z_mean {mean:.3g}, bound {bound:.3g}"))
+        found.append((abs(mean) / bound, mean, "z_mean", bound))
     if largest is not None:
-        text = f"logit_abs_max {largest:.3g}, bound {s.logit_abs_max:g}"
-        found.append((largest / s.logit_abs_max, largest, text))
+        found.append((largest / s.logit_abs_max, largest, "logit_abs_max", s.logit_abs_max))
     if not found:
         return None
-    excess, value, text = max(found)
+    excess, value, name, bound = max(found)
+    text = f"{name} {value:.3g}, bound {bound:.3g}" if excess > 1 else ""
     return Reading("z", subject, value, excess, False, text)
 
 
@@ -105,7 +111,7 @@ def loop_growth(growths: list[float], subject: str, s: AlertSettings) -> Reading
     if len(growths) < 3:
         return None
     first, middle, last = growths[-3:]
-    falling = first > middle > last and (last - 1) < (1 - _FALL) * (first - 1)
+    falling = first > middle > last and (last - 1) < (1 - FALL) * (first - 1)
     text = f"growth {first:.3g}, {middle:.3g}, {last:.3g} over the last loop steps, bound {s.growth:g}"
     # In units of the bound's distance from 1: a state that keeps its size has an excess of 0.
     excess = 0.0 if falling else max(0.0, (last - 1) / (s.growth - 1)) if s.growth > 1 else last / s.growth

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
+
+from loopscope.alerts.settings import AlertSettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,7 +17,7 @@ class Rule:
     title: str
     """What an alert of this rule means, as a headline."""
     bound: str
-    """The bound, in the notation of the metrics' documentation."""
+    """The bound, in the notation of the metrics' documentation, with the numbers of the settings in force."""
     why: str
     """Why the bound is where it is."""
     chart: str
@@ -30,7 +32,7 @@ _RULES = (
     Rule(
         name="closure",
         title="The total loss is not the sum of its parts",
-        bound="|closure_error| > 1e-4 · max(1, |total_loss|)",
+        bound="|closure_error| > {closure:.3g} · max(1, |total_loss|)",
         why="float32 noise with margin; an auxiliary loss counted twice, or never, breaks it. No warm-up.",
         chart="closure",
     ),
@@ -69,57 +71,58 @@ _RULES = (
     Rule(
         name="dead_expert",
         title="Experts get no tokens",
-        bound="the same expert at 0 over the window, where it should have had >= 100 assignments",
-        why="a balanced router leaves an expert empty this long with chance e^-100",
+        bound="the same expert at 0 over {sustain} traces, where it should have had >= {dead_expected:g} assignments",
+        why="a balanced router leaves an expert empty this long with chance e^-{dead_expected:g}",
         chart="dead",
         own_window=True,
     ),
     Rule(
         name="loop_growth",
         title="The hidden state keeps growing from loop step to loop step",
-        bound="growth at the last step_boundary > 1.1, and not falling over the last 3 loop steps",
+        bound="growth at the last step_boundary > {growth:g}, and not falling over the last 3 loop steps",
         why="equal orthogonal updates alone give 1.41, 1.22, 1.15: growth that falls is normal",
         chart="growth",
     ),
     Rule(
         name="loop_delta",
         title="The loop moves further than it once did",
-        bound="relative_delta at the last step_boundary > 1.5 × its best mean over the window",
+        bound="relative_delta at the last step_boundary > {relative_delta:g} × its best mean over {sustain} traces",
         why="a loop that converged and does so no more; relative to itself, so that depth does not matter",
         chart="relative_delta",
     ),
     Rule(
         name="router_collapse",
         title="The router collapsed: it is sure, and makes the same choice for every token",
-        bound="token_entropy_ratio < 0.05 and mutual_information < 0.05 · ln E",
+        bound="token_entropy_ratio < {collapse:g} and mutual_information < {collapse:g} · ln E",
         why="either alone is normal in a specialised router",
         chart="token_entropy",
     ),
     Rule(
         name="load_entropy",
         title="A few experts carry the load",
-        bound="load_entropy_ratio < 0.8 (critical: 0.5)",
+        bound="load_entropy_ratio < {load_entropy:g} (critical: {load_entropy_critical:g})",
         why="token entropy alone falls when experts specialise, so there is no rule on it",
         chart="load_entropy",
     ),
     Rule(
         name="maxvio",
         title="The busiest expert carries far more than its share",
-        bound="maxvio_count > max(0.3·(E/k − 1), 3·sqrt(2 ln E · E/(kT))) (critical: 0.6·(E/k − 1))",
+        bound="maxvio_count > max({maxvio_share:g}·(E/k − 1), {maxvio_noise:g}·sqrt(2 ln E · E/(kT))) "
+        "(critical: {maxvio_critical:g}·(E/k − 1))",
         why="its maximum is E/k − 1, so that no absolute bound works; the second term is sampling noise",
         chart="maxvio",
     ),
     Rule(
         name="z",
         title="Router logits drift away from zero",
-        bound="|z_mean| > ln E + 10, or logit_abs_max > 50",
+        bound="|z_mean| > ln E + {z_above:g}, or logit_abs_max > {logit_abs_max:g}",
         why="bfloat16 steps by 0.25 at 50; z < 0 for half the tokens is normal",
         chart="z",
     ),
     Rule(
         name="token_correlation",
         title="Tokens become alike",
-        bound="token_correlation > 0.9 at the last loop visit",
+        bound="token_correlation > {token_correlation:g} at the last loop visit",
         why="rank collapse: every position holds nearly the same vector",
         chart="token_correlation",
     ),
@@ -141,9 +144,18 @@ _RULES = (
     ),
 )
 
-RULES: Mapping[str, Rule] = MappingProxyType({rule.name: rule for rule in _RULES})
-"""Name → rule, in the order in which alerts of one severity are listed: what is never normal first, then what
-is rare and particular, then uneven load, which often follows from another sickness."""
+
+def rules_at(settings: AlertSettings) -> dict[str, Rule]:
+    """Name → rule with the bounds in force, in the order in which alerts of one severity are listed."""
+    numbers = asdict(settings)
+    return {
+        rule.name: replace(rule, bound=rule.bound.format(**numbers), why=rule.why.format(**numbers))
+        for rule in _RULES
+    }
+
+
+RULES: Mapping[str, Rule] = MappingProxyType(rules_at(AlertSettings()))
+"""The rules at their default bounds."""
 
 EVENTS: Mapping[str, str] = MappingProxyType(
     {

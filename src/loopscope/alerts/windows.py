@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -43,14 +44,13 @@ class BestMean:
     window: int
     best: float | None = None
     _last: deque[float] = field(default_factory=deque)
-    _sum: float = 0.0
 
     def see(self, value: float) -> None:
         """Take the next value in."""
         self._last.append(value)
-        self._sum += value
         if len(self._last) > self.window:
-            self._sum -= self._last.popleft()
+            self._last.popleft()
         if len(self._last) == self.window:
-            mean = self._sum / self.window
+            # Summed anew: a running sum never recovers from one huge value that went through it.
+            mean = math.fsum(self._last) / self.window
             self.best = mean if self.best is None else min(self.best, mean)

@@ -2,49 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
-from loopscope.alerts import RULES, Alert, AlertEngine, AlertSettings
-from loopscope.analysis.records import records, value
+from loopscope.alerts import RULES, Alert, AlertSettings, Bounds, history, settings_for
+from loopscope.analysis.records import value
 from loopscope.analysis.run import Run
-from loopscope.analysis.scope import scope_of
-
-# Rules read these columns only, and lists where an expert is empty. A visit that never comes near a bound
-# gives no alert, so its rows are not read; head and tail rows stay together, since they are told apart by order.
-_QUERIES = {
-    "loss": (
-        "select step, total_loss, closure_error, nonfinite_fields, lb_loss, lb_loss_factor, z_loss, z_loss_factor "
-        "from loss where {where} and (abs(closure_error) > {closure} or nonfinite_fields is not null) order by step"
-    ),
-    "router": (
-        "select step, block, unrolled_pos, loop_step, layer_idx, num_experts, top_k, num_tokens, maxvio_count, "
-        "load_entropy_ratio, token_entropy_ratio, mutual_information, z_mean, logit_abs_max, dead_experts, "
-        "case when dead_experts > 0 then expert_count end as expert_count "
-        "from router where {where} and step > {warmup} qualify bool_or(dead_experts > 0 "
-        "or load_entropy_ratio < {load_entropy} or token_entropy_ratio < {collapse} "
-        "or maxvio_count > {maxvio_share} * (num_experts / nullif(top_k, 0) - 1) "
-        "or abs(z_mean) > ln(greatest(num_experts, 1)) + {z_above} or logit_abs_max > {logit_abs_max}) "
-        "over (partition by block, loop_step, layer_idx) "
-        "order by step, unrolled_pos"
-    ),
-    "residual": (
-        "select step, block, unrolled_pos, token_correlation from residual "
-        "where {where} and step > {warmup} and block = 'loop' "
-        "qualify unrolled_pos = max(unrolled_pos) over (partition by step) order by step"
-    ),
-    "transition": (
-        "select step, kind, to_layer_idx, to_loop_step, growth, relative_delta from transition "
-        "where {where} and step > {warmup} and kind = 'step_boundary' "
-        "qualify to_loop_step > max(to_loop_step) over (partition by step, to_layer_idx) - 3 order by step"
-    ),
-    "health": (
-        "select step, event, severity, unrolled_pos, count, detail from health "
-        "where severity <> 'info' order by step, event"
-    ),
-}
 
 Severity = Literal["critical", "warn", "early"]
 
@@ -76,6 +40,8 @@ class Findings:
     judged: str
     """What was judged by which rows, in one sentence."""
     alerts: tuple[Alert, ...]
+    settings: AlertSettings = field(default_factory=AlertSettings)
+    """The bounds that it was judged by."""
 
     @property
     def state(self) -> Literal["critical", "warn", "ok", "young", "empty"]:
@@ -87,29 +53,33 @@ class Findings:
             return "warn"
         if not self.judged:
             return "empty"
-        return "young" if "warm-up" in self.judged else "ok"
+        return "young" if self.young else "ok"
+
+    @property
+    def young(self) -> bool:
+        """True where routing and loop cannot be judged yet."""
+        return "warm-up" in self.judged
 
 
-def replay(run: Run, settings: AlertSettings | None = None) -> list[Alert]:
-    """The alerts of a run's live rows: those that fired while it trained, had the rules been on."""
-    settings = settings or AlertSettings()
-    engine = AlertEngine(settings)
-    for table, query in _QUERIES.items():
-        if table not in run.tables:
-            continue
-        for step, rows in itertools.groupby(_rows(run, table, query, settings), key=lambda row: row["step"]):
-            engine.observe(table, step, rows)
+def replay(run: Run, bounds: Bounds = None) -> list[Alert]:
+    """The alerts of a run's live rows: those that fired while it trained, had the rules been on.
+
+    Args:
+        run: the run.
+        bounds: to judge by, instead of those that the run was trained with.
+    """
+    alerts = history.replay(run.reader, settings_for(run.manifest.configuration, bounds)).alerts
     order = list(RULES)
-    return sorted(engine.alerts, key=lambda a: (a.severity != "critical", order.index(a.rule), a.fired))
+    return sorted(alerts, key=lambda a: (a.severity != "critical", order.index(a.rule), a.fired))
 
 
-def findings(run: Run, settings: AlertSettings | None = None) -> Findings:
-    """The alerts in words, and what looks like becoming one."""
-    settings = settings or AlertSettings()
+def findings(run: Run, bounds: Bounds = None) -> Findings:
+    """The alerts in words, and what looks like becoming one; `bounds` as for `replay`."""
+    settings = settings_for(run.manifest.configuration, bounds)
     damaged = tuple(_damaged(run))
     last = _last_step(run)
     if last is None:
-        return Findings(found=damaged, early=(), judged="", alerts=())
+        return Findings(found=damaged, early=(), judged="", alerts=(), settings=settings)
     alerts = replay(run, settings)
     # What lasts comes first.
     found = tuple(sorted((*damaged, *_grouped(alerts, last)), key=lambda finding: finding.over))
@@ -118,7 +88,7 @@ def findings(run: Run, settings: AlertSettings | None = None) -> Findings:
     traces = _traces_after(run, settings.warmup_steps)
     if traces < settings.sustain:
         sustain = max(3, min(settings.sustain, _traces_after(run, 0) // 4))
-        young = AlertSettings(warmup_steps=0, sustain=sustain, dead_expected=settings.dead_expected)
+        young = replace(settings, warmup_steps=0, sustain=sustain)
         known = {alert.rule for alert in alerts}
         signs = [a for a in replay(run, young) if a.rule not in known and a.cleared is None]
         early = tuple(_grouped(signs, last, early=True))
@@ -127,19 +97,7 @@ def findings(run: Run, settings: AlertSettings | None = None) -> Findings:
             f"routing and loop are judged from {settings.sustain} traces on. Closure, coverage, non-finite values "
             "and lost rows are judged from step 1."
         )
-    return Findings(found=found, early=early, judged=judged, alerts=tuple(alerts))
-
-
-def _rows(run: Run, table: str, query: str, settings: AlertSettings) -> Iterator[dict[str, Any]]:
-    where = scope_of(run, table).where
-    bounds = asdict(settings)
-    text = query.format(where=where, warmup=settings.warmup_steps, **bounds)
-    if table == "loss":
-        # A good row must be seen too, for it ends an alert; but a run without a bad one needs none.
-        if value(run, text) is None:
-            return
-        text = query.format(where=where, **(bounds | {"closure": -1}))
-    yield from records(run, text)
+    return Findings(found=found, early=early, judged=judged, alerts=tuple(alerts), settings=settings)
 
 
 def _grouped(alerts: list[Alert], last: int, *, early: bool = False) -> Iterator[Finding]:
