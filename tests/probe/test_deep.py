@@ -157,31 +157,38 @@ def test_training_goes_on_as_if_nothing_had_happened():
     assert torch.equal(plain[1], probed[1])
 
 
-def test_an_error_of_ones_own_comes_after_the_last_forward(monkeypatch):
+@pytest.mark.parametrize(
+    "where",
+    ["deep_routing.Routing.add", "deep_spill.Spill.put", "deep_spill.Spill.get", "deep_readout.Readouts.add"],
+)
+def test_an_error_of_ones_own_comes_after_the_last_forward(monkeypatch, where):
     model, calls = LinearLoop(), []
-    model.embed.register_forward_hook(lambda *_: calls.append(1))
+    # Readouts count too: with a sharded model they are forwards that other ranks wait in.
+    model.embed.register_forward_hook(lambda *_: calls.append("forward"))
+    model.lm_head.register_forward_hook(lambda *_: calls.append("head"))
     deep(model, batch_size=2)
-    complete = len(calls)
+    complete = list(calls)
     calls.clear()
 
     def fail(*_):
         raise MetricInputError("failed on purpose")
 
-    monkeypatch.setattr("loopscope.probe.deep_routing.Routing.add", fail)
+    monkeypatch.setattr(f"loopscope.probe.{where}", fail)
     with pytest.raises(MetricInputError, match="on purpose"):
         deep(model, batch_size=2)
-    assert len(calls) == complete
+    assert calls == complete
     assert not model.stack._forward_pre_hooks
 
 
 def test_a_rank_that_writes_nothing_runs_the_same_forwards():
     model, calls = LinearLoop(), []
-    model.embed.register_forward_hook(lambda *_: calls.append(1))
+    model.embed.register_forward_hook(lambda *_: calls.append("forward"))
+    model.lm_head.register_forward_hook(lambda *_: calls.append("head"))
     deep(model)
-    complete = len(calls)
+    complete = list(calls)
     calls.clear()
     result = deep(model, keep=False)
-    assert len(calls) == complete
+    assert calls == complete
     assert result.tables == {}
 
 

@@ -10,6 +10,8 @@ import torch
 
 from loopscope.collect import MemoryWriter, ParquetCollector, ProbeCorpus, RowContext
 from loopscope.models.toy import ToyLoopMoE
+from loopscope.probe import EncodedCorpus
+from loopscope.probe.deep import DeepSettings, run_deep_probe
 from loopscope.trace import run_probe_forward
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "benches" / "lib"))
@@ -49,6 +51,30 @@ def peak(kind, loop_steps: int) -> int:
 def test_streaming_stays_within_its_bound_and_keeping_does_not():
     assert peak(ParquetCollector, 24) <= 1.2 * peak(ParquetCollector, 4)
     assert peak(_PlainSink, 24) > 1.5 * peak(_PlainSink, 4)
+
+
+def deep_peak(loop_steps: int) -> int:
+    torch.manual_seed(0)
+    model = ToyLoopMoE(vocab_size=256, width=32, num_stacks=loop_steps, num_experts=16)
+    ids = torch.randint(256, (4, 48)).numpy()
+    corpus = EncodedCorpus(
+        name="c",
+        input_ids=ids,
+        corpus_hash="h",
+        strata={"domain": ["a", "b", "a", "b"]},
+        document_names=tuple("abcd"),
+        dropped_first_token=False,
+    )
+    settings = DeepSettings(shuffle_scope="batch", num_shuffles=2)
+    before = run_deep_probe(model, corpus, settings, batch_size=2).chosen
+    with LiveBytes([*model.parameters()]) as found:
+        result = run_deep_probe(model, corpus, settings, batch_size=2, before=(0, before))
+    assert all(result.tables.values())
+    return found.peak
+
+
+def test_the_deep_probe_stays_within_the_same_bound():
+    assert deep_peak(24) <= 1.2 * deep_peak(4)
 
 
 def test_what_the_count_counts():

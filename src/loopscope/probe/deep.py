@@ -16,8 +16,9 @@ from loopscope.probe.deep_perturbation import Perturbations
 from loopscope.probe.deep_readout import Readouts
 from loopscope.probe.deep_routing import Chosen, Routing, Tables
 from loopscope.probe.deep_rows import margin_rows, saturation_rows, specialisation_rows
+from loopscope.probe.deep_spill import CleanVisits
 from loopscope.probe.encode import EncodedCorpus
-from loopscope.trace import ACTIVE_TRACE_SINK, TraceWindow
+from loopscope.trace import ACTIVE_TRACE_SINK, StreamingWindow, TracePoint
 from loopscope.trace.isolation import isolated_forward
 from loopscope.trace.probe import mark_probe_forward
 
@@ -115,29 +116,31 @@ class _Run:
     ) -> None:
         self.error: Exception | None = None
         self._model, self._settings, self._context, self._keep = model, settings, context, keep
-        self._routing = Routing(with_scores=True)
+        self._routing = Routing()
         self._readouts = Readouts()
         self._perturbations = Perturbations(settings.num_directions, settings.seed)
+        self._clean = CleanVisits()
+        self._passes = Passes()
         self._read = getattr(model, "loop_readout", None)
         entry = getattr(model, "loop_entry", None)
         self._entry: nn.Module | None = None if entry is None else entry()
 
     def documents(self, ids: Tensor) -> None:
         """All forwards over some documents."""
-        clean = self._forward(ids)
         try:
-            if not clean:
+            if not self._forward(ids, self._see_clean):
                 raise ProbeError(
                     f"{type(self._model).__name__} recorded no visit; expected one TracePoint per visit, in eval "
                     "mode too"
                 )
-            states = _loop_outputs(clean)
-            self._own(lambda: self._routing.add(clean, len(states)))
-            self._read_out(states, ids)
+            self._read_out(ids)
             if self._entry is not None and self._settings.num_directions:
-                self._disturb(clean, ids, len(states))
+                self._disturb(ids)
+            self._routing.set_depth(len(self._passes))
+            self._perturbations.set_depth(len(self._passes))
         finally:
-            clean.clear()
+            self._clean.clear()
+            self._passes.clear()
 
     def result(self, corpus: EncodedCorpus, before: tuple[int, Chosen] | None) -> DeepResult:
         """Rows of everything that was kept."""
@@ -182,24 +185,32 @@ class _Run:
             found.append(f"perturbation: {self._perturbations.refused}")
         return found
 
-    def _forward(self, ids: Tensor) -> TraceWindow:
-        window = ACTIVE_TRACE_SINK.arm()
+    def _forward(self, ids: Tensor, see: Callable[[TracePoint], None]) -> int:
+        """One forward whose visits are reduced as they happen; how many there were."""
+        window = StreamingWindow(see)
+        ACTIVE_TRACE_SINK.arm(window)
         try:
             with self._context():
                 self._model(ids)
-        except BaseException as error:
-            window.clear()
-            if isinstance(error, Exception):
-                mark_probe_forward(error)
+        except Exception as error:
+            mark_probe_forward(error)
             raise
         finally:
             ACTIVE_TRACE_SINK.disarm()
-        return window
+        return window.visits
 
-    def _read_out(self, states: list[Tensor], ids: Tensor) -> None:
+    def _see_clean(self, point: TracePoint) -> None:
+        # First, and without anything that can fail: how many readouts follow must be the same on every rank.
+        self._passes.note(point)
+        self._own(lambda: self._routing.add(point))
+        if self._read is not None or (self._entry is not None and self._settings.num_directions):
+            self._own(lambda: self._clean.add(point))
+
+    def _read_out(self, ids: Tensor) -> None:
         if self._read is None:
             return
-        for loop_step, state in enumerate(states):
+        for loop_step, position in enumerate(self._passes.last_positions()):
+            state = self._state(position)
             try:
                 with self._context():
                     logits = self._read(state, readout=self._settings.readout)
@@ -207,18 +218,24 @@ class _Run:
                 mark_probe_forward(error)
                 raise
             self._own(partial(self._readouts.add, loop_step, logits, ids))
-        self._readouts.end_documents()
+        self._own(self._readouts.end_documents)
 
-    def _disturb(self, clean: TraceWindow, ids: Tensor, num_loop_steps: int) -> None:
+    def _state(self, position: int) -> Tensor:
+        """The state after a visit. A rank that keeps nothing, or no longer, gives one of its shape."""
+        found = [self._passes.any_state()]
+        self._own(lambda: found.append(self._clean.residual(position)))
+        return found[-1]
+
+    def _disturb(self, ids: Tensor) -> None:
         assert self._entry is not None
-        again = self._forward(ids)
-        self._own(lambda: self._perturbations.add_clean(clean, again, num_loop_steps))
-        again.clear()
-        for direction, injection in enumerate(self._perturbations.injections):
+        reduced, clean = self._perturbations, self._clean
+        self._forward(ids, lambda point: self._own(lambda: reduced.add_clean(clean, point)))
+        self._own(lambda: reduced.end_forward(clean))
+        for direction, injection in enumerate(reduced.injections):
+            add = partial(reduced.add, direction, clean)
             with injection.into(self._entry):
-                disturbed = self._forward(ids)
-            self._own(partial(self._perturbations.add, direction, clean, disturbed))
-            disturbed.clear()
+                self._forward(ids, lambda point, add=add: self._own(lambda: add(point)))  # type: ignore[misc]
+            self._own(lambda: reduced.end_forward(clean))
 
     def _own(self, reduce: Callable[[], None]) -> None:
         """Loopscope's own part of a forward: what it raises waits for the forwards that other ranks share."""
@@ -230,10 +247,34 @@ class _Run:
             self.error = error.with_traceback(None)
 
 
-def _loop_outputs(window: TraceWindow) -> list[Tensor]:
-    """The output of the last layer of every loop step, in order."""
-    last: dict[int, tuple[int, Tensor]] = {}
-    for point in window.values():
-        if point.block == "loop" and point.layer_idx >= last.get(point.loop_step, (-1,))[0]:
-            last[point.loop_step] = (point.layer_idx, point.residual)
-    return [residual for _, (_, residual) in sorted(last.items())]
+class Passes:
+    """Which visit ends each pass through the loop; of the states it keeps the newest."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, tuple[int, int]] = {}
+        self._state: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+    def note(self, point: TracePoint) -> None:
+        """A visit of the clean forward."""
+        if point.block != "loop":
+            return
+        self._state = point.residual
+        if point.layer_idx >= self._last.get(point.loop_step, (-1,))[0]:
+            self._last[point.loop_step] = (point.layer_idx, point.unrolled_pos)
+
+    def last_positions(self) -> list[int]:
+        """The visit of the last layer of every loop step, in order."""
+        return [position for _, (_, position) in sorted(self._last.items())]
+
+    def any_state(self) -> Tensor:
+        """A state of the loop, of the shape and type that all have."""
+        assert self._state is not None
+        return self._state
+
+    def clear(self) -> None:
+        """Other documents follow."""
+        self._last.clear()
+        self._state = None

@@ -19,7 +19,8 @@ from loopscope.metrics.probe.perturbation import (
 )
 from loopscope.probe.deep_routing import Row, visit_keys
 from loopscope.probe.deep_rows import settle
-from loopscope.trace import TraceSink
+from loopscope.probe.deep_spill import CleanVisits
+from loopscope.trace import TracePoint
 
 
 class Injection:
@@ -66,7 +67,11 @@ class _Visit:
 
 
 class Perturbations:
-    """Distances over the documents so far, per loop visit and direction; numbers only."""
+    """Distances over the documents so far, per loop visit and direction; numbers only.
+
+    Over some documents: `add_clean` for every visit of a second clean forward, then `add` for those of a forward
+    per direction, and `end_forward` after each. Visits come as they happen.
+    """
 
     def __init__(self, num_directions: int, seed: int) -> None:
         self.injections = [
@@ -75,37 +80,53 @@ class Perturbations:
         self.refused: str | None = None
         """Why nothing can be reported; None while all is well."""
         self._visits: dict[int, _Visit] = {}
+        self._seen: set[int] = set()
 
-    def add_clean(self, clean: TraceSink, again: TraceSink, num_loop_steps: int) -> None:
-        """Two clean forwards over the next documents: they must be equal bit for bit, in float32."""
-        for position, point in clean.items():
-            if point.residual.dtype != torch.float32:
-                self.refused = f"the forward is in {point.residual.dtype}, not in float32"
-            if position not in again or not torch.equal(point.residual, again[position].residual):
-                self.refused = self.refused or "two clean forwards differ"
-            if point.block != "loop":
-                continue
-            visit = self._visits.setdefault(
-                position,
-                _Visit(
-                    visit_keys(point, num_loop_steps),
-                    point.layer_idx,
-                    point.loop_step,
-                    distance=[0.0] * len(self.injections),
-                    flips=[0.0] * len(self.injections),
-                ),
+    def add_clean(self, clean: CleanVisits, again: TracePoint) -> None:
+        """A visit of the second clean forward: it must be equal bit for bit, in float32."""
+        position = again.unrolled_pos
+        self._seen.add(position)
+        if again.residual.dtype != torch.float32:
+            self.refused = f"the forward is in {again.residual.dtype}, not in float32"
+        if position not in clean or not torch.equal(clean.residual(position), again.residual):
+            self.refused = self.refused or "two clean forwards differ"
+        if again.block != "loop":
+            return
+        visit = self._visits.get(position)
+        if visit is None:
+            visit = self._visits[position] = _Visit(
+                visit_keys(again),
+                again.layer_idx,
+                again.loop_step,
+                distance=[0.0] * len(self.injections),
+                flips=[0.0] * len(self.injections),
             )
-            visit.square += frobenius(point.residual, point.residual)[1] ** 2
-            visit.tokens += point.residual.shape[0] * point.residual.shape[1]
+        visit.square += frobenius(again.residual, again.residual)[1] ** 2
+        visit.tokens += again.residual.shape[0] * again.residual.shape[1]
 
-    def add(self, direction: int, clean: TraceSink, disturbed: TraceSink) -> None:
-        """A forward over the same documents that was disturbed in one direction."""
-        for position, visit in self._visits.items():
-            one, other = clean[position], disturbed[position]
-            visit.distance[direction] += frobenius(one.residual, other.residual)[0] ** 2
-            if one.topk_idx is not None and other.topk_idx is not None:
-                tokens = one.topk_idx.shape[0] * one.topk_idx.shape[1]
-                visit.flips[direction] += flipped_share(one.topk_idx, other.topk_idx) * tokens
+    def add(self, direction: int, clean: CleanVisits, disturbed: TracePoint) -> None:
+        """A visit of a forward over the same documents that was disturbed in one direction."""
+        position = disturbed.unrolled_pos
+        self._seen.add(position)
+        visit = self._visits.get(position)
+        if visit is None:
+            return
+        visit.distance[direction] += frobenius(clean.residual(position), disturbed.residual)[0] ** 2
+        idx = clean.topk_idx(position)
+        if idx is not None and disturbed.topk_idx is not None:
+            tokens = idx.shape[0] * idx.shape[1]
+            visit.flips[direction] += flipped_share(idx, disturbed.topk_idx) * tokens
+
+    def end_forward(self, clean: CleanVisits) -> None:
+        """A second clean or a disturbed forward is over: it must have shown the visits of the first."""
+        if len(self._seen) < len(clean):
+            self.refused = self.refused or "two forwards over the same documents recorded different visits"
+        self._seen.clear()
+
+    def set_depth(self, num_loop_steps: int) -> None:
+        """Say how many passes the loop made."""
+        for visit in self._visits.values():
+            visit.keys["num_loop_steps"] = num_loop_steps
 
     def rows(self) -> list[Row]:
         """A row per loop visit; none where the clean forwards were refused."""

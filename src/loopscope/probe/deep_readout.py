@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from loopscope.metrics.probe.readout import readout_sums, settled
+from loopscope.metrics.probe.readout import Settling, readout_sums
 from loopscope.probe.deep_routing import Row
 from loopscope.probe.deep_rows import settle
 
@@ -19,7 +18,7 @@ class _Step:
     kl: float | None = None
     tokens: int = 0
     targets: int = 0
-    argmax: list[Tensor] = field(default_factory=list)
+    settled: int = 0
 
 
 class Readouts:
@@ -28,10 +27,13 @@ class Readouts:
     def __init__(self) -> None:
         self._steps: dict[int, _Step] = {}
         self._before: Tensor | None = None
+        self._settling: Settling | None = None
 
     def add(self, loop_step: int, logits_BSV: Tensor, ids_BS: Tensor) -> None:
         """Add the readout after `loop_step` of the next documents; steps come in order, from 0."""
         before_BSV = self._before if loop_step else None
+        if self._settling is None:
+            self._settling = Settling(ids_BS.numel(), logits_BSV.device)
         step = self._steps.setdefault(loop_step, _Step())
         for row, (logits_SV, ids_S) in enumerate(zip(logits_BSV, ids_BS, strict=True)):
             sums = readout_sums(logits_SV, None if before_BSV is None else before_BSV[row], ids_S)
@@ -40,19 +42,20 @@ class Readouts:
             step.kl = None if sums.kl is None else (step.kl or 0.0) + float(sums.kl)
         step.tokens += ids_BS.numel()
         step.targets += ids_BS.shape[0] * (ids_BS.shape[1] - 1)
-        step.argmax.append(logits_BSV.argmax(-1).flatten().to(torch.int32).cpu())
+        self._settling.add(logits_BSV.argmax(-1).flatten())
         self._before = logits_BSV
 
     def end_documents(self) -> None:
-        """Let the logits of these documents go."""
-        self._before = None
+        """Let the logits of these documents go, and count where they settled."""
+        if self._settling is not None:
+            for (_, step), count in zip(sorted(self._steps.items()), self._settling.counts(), strict=True):
+                step.settled += count
+        self._before = self._settling = None
 
     def rows(self, readout: str) -> list[Row]:
         """A row per loop step."""
         if not self._steps:
             return []
-        argmax_RN = torch.stack([torch.cat(step.argmax) for _, step in sorted(self._steps.items())])
-        share_R = settled(argmax_RN).double().mean(1)
         rows: list[Row] = []
         entropy_before: float | None = None
         for index, (loop_step, step) in enumerate(sorted(self._steps.items())):
@@ -65,7 +68,7 @@ class Readouts:
                 "entropy_mean": entropy,
                 "entropy_change": None if entropy_before is None else entropy - entropy_before,
                 # At the last step there is no later one to agree with.
-                "argmax_settled": None if last else float(share_R[index]),
+                "argmax_settled": None if last else step.settled / step.tokens,
             }
             rows.append(
                 {

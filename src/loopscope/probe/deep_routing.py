@@ -1,4 +1,4 @@
-"""What a deep probe keeps of the routing of every visit, on the host: chosen experts and choice scores."""
+"""What a deep probe keeps of the routing of every visit, in a file: chosen experts and choice scores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from loopscope.trace import TracePoint, TraceSink
+from loopscope.probe.deep_spill import Spill, Stored
+from loopscope.trace import TracePoint
 
 Row = dict[str, object]
 Tables = dict[str, list[Row]]
@@ -20,70 +21,105 @@ Chosen = Mapping[int, NDArray[np.int64]]
 
 @dataclass(slots=True)
 class VisitRouting:
-    """One visit over all documents so far; copies of its own."""
+    """One visit over all documents so far; its tensors lie in the files of its `Routing`."""
 
     keys: Row
     """The visit's columns of a probe row."""
     score_space: str
     bounded: bool
     """True for scores that cannot be normal: probabilities, or a sigmoid's."""
-    idx: list[NDArray[np.int64]] = field(default_factory=list)
-    scores: list[Tensor] = field(default_factory=list)
+    idx_file: Spill
+    scores_file: Spill
+    idx: list[Stored] = field(default_factory=list)
+    scores: list[Stored] = field(default_factory=list)
 
     @property
     def idx_DSK(self) -> NDArray[np.int64]:  # noqa: N802 (shape suffix)
-        """Chosen experts [D, S, k]."""
-        return np.concatenate(self.idx)
+        """Chosen experts [D, S, k], read anew."""
+        return _read_idx(self.idx_file, self.idx)
 
     @property
     def scores_DSE(self) -> Tensor:  # noqa: N802 (shape suffix)
-        """Choice scores [D, S, E], float32, on the host."""
-        return torch.cat(self.scores)
+        """Choice scores [D, S, E], float32, on the host, read anew."""
+        return torch.cat([self.scores_file.get(stored) for stored in self.scores])
+
+
+class ChosenExperts(Mapping[int, NDArray[np.int64]]):
+    """`unrolled_pos` → chosen experts [D, S, k]; every look reads them from their file."""
+
+    def __init__(self, file: Spill, visits: Mapping[int, tuple[Stored, ...]]) -> None:
+        self._file, self._visits = file, dict(visits)
+
+    def __getitem__(self, position: int) -> NDArray[np.int64]:
+        return _read_idx(self._file, self._visits[position])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._visits)
+
+    def __len__(self) -> int:
+        return len(self._visits)
 
 
 class Routing:
-    """The visits with a router, in order of depth."""
+    """The visits with a router, in order of depth.
 
-    def __init__(self, *, with_scores: bool) -> None:
-        self._with_scores = with_scores
+    Chosen experts, two bytes each, lie in a file of their own: the next probe is compared with them, long after
+    the scores are gone.
+    """
+
+    def __init__(self) -> None:
+        self._idx_file, self._scores_file = Spill(), Spill()
         self._visits: dict[int, VisitRouting] = {}
 
     def __iter__(self) -> Iterator[VisitRouting]:
         return (visit for _, visit in sorted(self._visits.items()))
 
-    def add(self, sink: TraceSink, num_loop_steps: int) -> None:
-        """Copy what is needed of the next documents."""
-        for position, point in sink.items():
-            if point.topk_idx is None or point.router_logits is None:
-                continue
-            visit = self._visits.get(position)
-            if visit is None:
-                visit = self._visits[position] = _new(point, num_loop_steps)
-            visit.idx.append(point.topk_idx.long().cpu().numpy().copy())
-            if self._with_scores:
-                scores = point.router_logits if point.selection_scores is None else point.selection_scores
-                visit.scores.append(scores.float().cpu().clone())
+    def add(self, point: TracePoint) -> None:
+        """Keep what is needed of a visit of the next documents."""
+        if point.topk_idx is None or point.router_logits is None:
+            return
+        visit = self._visits.get(point.unrolled_pos)
+        if visit is None:
+            visit = self._visits[point.unrolled_pos] = self._new(point)
+        narrow = torch.int16 if point.num_experts < 2**15 else torch.int32
+        visit.idx.append(self._idx_file.put(point.topk_idx.to(narrow).cpu()))
+        scores = point.router_logits if point.selection_scores is None else point.selection_scores
+        visit.scores.append(self._scores_file.put(scores.float().cpu()))
 
-    def chosen(self) -> dict[int, NDArray[np.int64]]:
-        """`unrolled_pos` → chosen experts [D, S, k]."""
-        return {position: visit.idx_DSK for position, visit in self._visits.items()}
+    def set_depth(self, num_loop_steps: int) -> None:
+        """Say how many passes the loop made, which a forward shows at its end only."""
+        for visit in self._visits.values():
+            visit.keys["num_loop_steps"] = num_loop_steps
+
+    def chosen(self) -> ChosenExperts:
+        """What every visit chose."""
+        return ChosenExperts(self._idx_file, {pos: tuple(visit.idx) for pos, visit in self._visits.items()})
+
+    def _new(self, point: TracePoint) -> VisitRouting:
+        space = "logits" if point.selection_scores is None else "selection_scores"
+        return VisitRouting(
+            visit_keys(point),
+            space,
+            bounded=space != "logits",
+            idx_file=self._idx_file,
+            scores_file=self._scores_file,
+        )
 
 
-def visit_keys(point: TracePoint, num_loop_steps: int) -> Row:
-    """The columns that name a visit; loop step and layer are null outside the loop."""
+def visit_keys(point: TracePoint) -> Row:
+    """The columns that name a visit; loop step and layer are null outside the loop, the depth is yet unknown."""
     inside = point.block == "loop"
     return {
         "block": point.block,
         "unrolled_pos": point.unrolled_pos,
         "loop_step": point.loop_step if inside else None,
         "layer_idx": point.layer_idx if inside else None,
-        "num_loop_steps": num_loop_steps,
+        "num_loop_steps": None,
         "num_experts": point.num_experts,
         "top_k": point.top_k,
         "score_func": None if point.is_dense else point.score_func,
     }
 
 
-def _new(point: TracePoint, num_loop_steps: int) -> VisitRouting:
-    space = "logits" if point.selection_scores is None else "selection_scores"
-    return VisitRouting(visit_keys(point, num_loop_steps), space, bounded=space != "logits")
+def _read_idx(file: Spill, parts: list[Stored] | tuple[Stored, ...]) -> NDArray[np.int64]:
+    return np.concatenate([file.get(stored).long().numpy() for stored in parts])

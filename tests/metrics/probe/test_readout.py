@@ -1,9 +1,11 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.special import log_softmax
 
-from loopscope.metrics.probe.readout import readout_sums, settled
+from loopscope.metrics.probe.readout import Settling, readout_sums, settled
 
 
 def logits(seed, tokens=7, vocab=11):
@@ -38,3 +40,12 @@ def test_settled_is_equality_with_every_later_step():
     for r in range(5):
         for n in range(40):
             assert found[r, n] == all(argmax[r, n] == argmax[later, n] for later in range(r, 5))
+
+
+@given(st.integers(1, 6), st.integers(1, 20), st.integers(1, 3), st.integers(0, 10**6))
+def test_settling_step_by_step_counts_what_the_whole_matrix_shows(steps, tokens, vocab, seed):
+    argmax_RN = torch.randint(vocab, (steps, tokens), generator=torch.Generator().manual_seed(seed))
+    streaming = Settling(tokens, torch.device("cpu"))
+    for argmax_N in argmax_RN:
+        streaming.add(argmax_N)
+    assert streaming.counts() == settled(argmax_RN).sum(1).tolist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -53,3 +54,28 @@ def settled(argmax_RN: Int[Tensor, "R N"]) -> Bool[Tensor, "R N"]:
     same_RN = argmax_RN == argmax_RN[-1:]
     # Equal to every later step means: from here on nothing differs from the last.
     return same_RN.flip(0).long().cumprod(0).bool().flip(0)
+
+
+class Settling:
+    """`settled`, counted while the loop steps come one after the other; it keeps two numbers per token.
+
+    Args:
+        num_tokens: N.
+        device: of the arg-max values.
+    """
+
+    def __init__(self, num_tokens: int, device: torch.device) -> None:
+        self._steps = 0
+        self._argmax_N = torch.full((num_tokens,), -1, dtype=torch.int64, device=device)
+        self._since_N = torch.zeros(num_tokens, dtype=torch.int64, device=device)
+
+    def add(self, argmax_N: Int[Tensor, " N"]) -> None:
+        """The tokens' arg-max after the next loop step."""
+        self._since_N.masked_fill_(argmax_N != self._argmax_N, self._steps)
+        self._argmax_N = argmax_N
+        self._steps += 1
+
+    def counts(self) -> list[int]:
+        """Per loop step, tokens whose arg-max equals that of every later step."""
+        began_R = torch.bincount(self._since_N, minlength=self._steps)
+        return [int(count) for count in began_R.cumsum(0)]
