@@ -62,8 +62,11 @@ def prepare(folder: Path) -> dict[str, str]:
     return {"tokenizer": str(text.tokenizer_path), "dataset": str(text.dataset_path)}
 
 
-def scenarios_of(folder: Path, text: dict[str, str], name: str, steps: int) -> list[dict[str, Any]]:
+def scenarios_of(
+    folder: Path, text: dict[str, str], name: str, steps: int, watched: list[str]
+) -> list[dict[str, Any]]:
     """The plain training of a combination, and the watched ones."""
+    kinds = {kind: WATCHED[kind] for kind in watched}
     base = {**text, **CONFIGURATIONS[name], "steps": steps, "probe_steps": list(range(3, steps, 4))}
     folder.mkdir()
     return [
@@ -74,7 +77,7 @@ def scenarios_of(folder: Path, text: dict[str, str], name: str, steps: int) -> l
             "out": str(folder / kind),
             "result": str(folder / f"{kind}.json"),
         }
-        for kind, loopscope in {"plain": {"trace_every": 0, "probe_every": 0}, **WATCHED}.items()
+        for kind, loopscope in {"plain": {"trace_every": 0, "probe_every": 0}, **kinds}.items()
     ]
 
 
@@ -151,10 +154,10 @@ def judge(scenarios: list[dict[str, Any]], ranks: int, name: str) -> dict[str, A
 
 
 def compare(
-    folder: Path, text: dict[str, str], ranks: int, names: list[str], steps: int
+    folder: Path, text: dict[str, str], ranks: int, names: list[str], steps: int, watched: list[str]
 ) -> Iterator[dict[str, Any]]:
     """Train some combinations, and judge each as soon as it is done."""
-    scenarios = {name: scenarios_of(folder / name, text, name, steps) for name in names}
+    scenarios = {name: scenarios_of(folder / name, text, name, steps, watched) for name in names}
     process = start(folder, [one for name in names for one in scenarios[name]], ranks)
     began = time.monotonic()
     try:
@@ -169,12 +172,16 @@ def compare(
         process.terminate()
 
 
-def noted(file: Path | None, steps: int) -> dict[tuple[int, str], dict[str, Any]]:
-    """What an earlier call with this file did, of the same length."""
+def noted(file: Path | None, steps: int, watched: list[str]) -> dict[tuple[int, str], dict[str, Any]]:
+    """What an earlier call with this file did, of the same length, and watched in all of these ways."""
     if file is None or not file.exists():
         return {}
     rows = [json.loads(line) for line in file.read_text().splitlines()]
-    return {(row["ranks"], row["configuration"]): row for row in rows if row["steps"] == steps}
+    return {
+        (row["ranks"], row["configuration"]): row
+        for row in rows
+        if row["steps"] == steps and row["verdicts"].keys() >= set(watched)
+    }
 
 
 def main() -> int:
@@ -185,9 +192,10 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--only", choices=list(CONFIGURATIONS), nargs="+", default=list(CONFIGURATIONS))
+    parser.add_argument("--watched", choices=list(WATCHED), nargs="+", default=list(WATCHED))
     parser.add_argument("--results", type=Path, help="note what is done here, and go on from it")
     options = parser.parse_args()
-    done = noted(options.results, options.steps)
+    done = noted(options.results, options.steps, options.watched)
     rows = []
     with tempfile.TemporaryDirectory() as name:
         text = prepare(Path(name))
@@ -199,9 +207,10 @@ def main() -> int:
                 folder = Path(name) / f"{ranks}-{start_at}"
                 folder.mkdir()
                 names = missing[start_at : start_at + TOGETHER]
-                for row in compare(folder, text, ranks, names, options.steps):
+                for row in compare(folder, text, ranks, names, options.steps, options.watched):
                     rows.append(row)
-                    if options.results is not None:
+                    lost = any("lost:" in found for found in row["verdicts"].values())
+                    if options.results is not None and not lost:  # what was cut off is tried again
                         with options.results.open("a") as file:
                             file.write(json.dumps(row) + "\n")
                     for kind, found in row["verdicts"].items():
