@@ -8,6 +8,9 @@ import loopscope
 
 PUBLIC = {
     "ACTIVE_TRACE_SINK",
+    "AlertConfig",
+    "AlertNotice",
+    "AlertSettings",
     "CheckpointMismatchError",
     "ConfigError",
     "LOOP_AXIS_PROVENANCE",

@@ -13,6 +13,9 @@ __version__ = "0.1.0"
 # name → module. One line per public name; tests/test_public_names.py holds the reviewed list.
 _PUBLIC = {
     "ACTIVE_TRACE_SINK": "loopscope.trace",
+    "AlertConfig": "loopscope.alerts",
+    "AlertNotice": "loopscope.alerts",
+    "AlertSettings": "loopscope.alerts",
     "CheckpointMismatchError": "loopscope.errors",
     "ConfigError": "loopscope.errors",
     "LOOP_AXIS_PROVENANCE": "loopscope.trace",

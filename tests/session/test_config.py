@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from loopscope.errors import ConfigError, UnsupportedError
+from loopscope.alerts import AlertConfig, AlertSettings
+from loopscope.errors import ConfigError
 from loopscope.session.config import LoopscopeConfig
 
 
@@ -44,7 +45,12 @@ def test_unknown_on_error(tmp_path):
         LoopscopeConfig(out=tmp_path, on_error="ignore")
 
 
-@pytest.mark.parametrize(("name", "value"), [("alerts", ("loss > 3",))])
-def test_what_nothing_reads_is_refused(tmp_path, name, value):
-    with pytest.raises(UnsupportedError, match=name):
-        LoopscopeConfig(out=tmp_path, **{name: value})
+def test_alerts_are_a_configuration_of_their_own_and_stored_without_secrets(tmp_path):
+    with pytest.raises(ConfigError, match="alerts is a tuple"):
+        LoopscopeConfig(out=tmp_path, alerts=("loss > 3",))
+    alerts = AlertConfig(rules=AlertSettings(sustain=7, off=("z",)), webhook="https://a.example/secret")
+    plain = LoopscopeConfig(out=tmp_path, alerts=alerts).as_plain()
+    assert plain["alerts"]["rules"]["sustain"] == 7
+    assert plain["alerts"]["rules"]["off"] == ["z"]
+    assert "secret" not in str(plain)
+    assert "secret" not in repr(LoopscopeConfig(out=tmp_path, alerts=alerts))

@@ -41,11 +41,21 @@ class Courier:
         self, sinks: Mapping[str, NoticeSink], *, timeout_s: float = 10.0, gather_s: float = 600.0
     ) -> None:
         self._failures: list[Failure] = []
-        self._lines = {
-            name: _Line(name, sink, timeout_s=timeout_s, gather_s=gather_s, on_failure=self._failures.append)
-            for name, sink in sinks.items()
-        }
+        self._timeout_s, self._gather_s = timeout_s, gather_s
+        self._lines: dict[str, _Line] = {}
         self._pid = os.getpid()
+        self.add(sinks)
+
+    def add(self, sinks: Mapping[str, NoticeSink]) -> None:
+        """More receivers, from now on; one of a name that is there takes its place."""
+        for name, sink in sinks.items():
+            self._lines[name] = _Line(
+                name,
+                sink,
+                timeout_s=self._timeout_s,
+                gather_s=self._gather_s,
+                on_failure=self._failures.append,
+            )
 
     def send(self, notice: AlertNotice, *, skip_failed: bool = False) -> None:
         """Hand a notice to every receiver; with `skip_failed`, to those alone whose last delivery arrived."""

@@ -85,6 +85,7 @@ class AlertingWriter:
         self._run_name, self._speaks = run_name, speaks
         self._rules = rules_at(settings)
         self._only_critical = config.min_severity == "critical"
+        self._settled = False
         self._courier = Courier(sinks or {}, timeout_s=config.timeout_s, gather_s=config.gather_s)
         self._told = frozenset[tuple[str, str, int, str]]() if past is None else past.told
         self._untold = [] if past is None else list(past.untold)
@@ -94,6 +95,10 @@ class AlertingWriter:
         self._pid = os.getpid()
         many = getattr(inner, "append_many", None)
         self._append_many = many if callable(many) else self._one_by_one
+
+    def add_sinks(self, sinks: Mapping[str, NoticeSink]) -> None:
+        """Tell these as well: what was started after this writer, and writes rows of its own through it."""
+        self._courier.add(sinks)
 
     def append(self, table: str, row: Mapping[str, object]) -> None:
         """Hand one row on, then judge it or its trace."""
@@ -112,9 +117,16 @@ class AlertingWriter:
 
     def close(self) -> None:
         """Judge what is left, wait a little for deliveries, and hand on."""
-        if os.getpid() != self._pid:
+        try:
+            self.settle()
+        finally:
             self._inner.close()
+
+    def settle(self) -> None:
+        """Judge what is left and wait a little for deliveries; rows are still taken. A second call does nothing."""
+        if self._settled or os.getpid() != self._pid:
             return
+        self._settled = True
         try:
             for table in list(self._traces):
                 self._judge(table, self._traces.pop(table))
@@ -124,8 +136,6 @@ class AlertingWriter:
             self.errors += 1
             if self._on_error == "raise":
                 raise
-        finally:
-            self._inner.close()
 
     @property
     def dropped(self) -> int:

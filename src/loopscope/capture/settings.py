@@ -7,7 +7,11 @@ from dataclasses import MISSING, dataclass, fields
 from functools import wraps
 from typing import Any, ClassVar, TypeVar
 
+from loopscope.alerts import AlertConfig
+
 T = TypeVar("T")
+
+_ALERTS = AlertConfig()
 
 
 def remembers(cls: type[T]) -> type[T]:
@@ -47,8 +51,8 @@ class RunSettings:
     """Metrics that must be there."""
     trackers: tuple[str, ...] = ()
     """Trackers of headline scalars, tables of visits and alerts."""
-    alerts: tuple[str, ...] = ()
-    """Alert rules."""
+    alerts: AlertConfig = _ALERTS
+    """Bounds of the alert rules, and who is told."""
     compile: bool = False
     """The model, or its blocks, run compiled."""
     recompute: bool = False

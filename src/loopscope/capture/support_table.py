@@ -10,8 +10,6 @@ from types import MappingProxyType
 
 from loopscope.capture.support import Pair, SupportEntry
 
-_NOTHING_READS = "nothing in this version reads it; leave it out"
-_ALERTS = (SupportEntry("alerts", "ignored", _NOTHING_READS),)
 _PROBE = SupportEntry(
     "probe_every",
     "ignored",
@@ -35,7 +33,6 @@ _ONE_PROCESS = tuple(
     )
 )  # fmt: skip
 _MLX = (
-    *_ALERTS,
     _PROBE,
     _NORM,
     *_ONE_PROCESS,
@@ -46,12 +43,11 @@ _MLX = (
     SupportEntry("recompute", "ignored", "nothing records in a recomputation; it changes nothing here"),
     SupportEntry("loss_rows", "ignored", "the model returns logits; call log_loss() where the loss is known"),
 )
-_TORCH = (*_ALERTS, _PROBE, _NORM, *_SHARDED, _EXPERT)
+_TORCH = (_PROBE, _NORM, *_SHARDED, _EXPERT)
 _BY_HAND = SupportEntry(
     "loss_rows", "ignored", "a forward's output says nothing of the loss; call log_loss() where it is known"
 )
 _TITAN = (
-    *_ALERTS,
     *_SHARDED,
     _EXPERT,
 )

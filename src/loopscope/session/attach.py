@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loopscope.alerts import AlertConfig
 from loopscope.capture.adapter import settings_of
 from loopscope.capture.capabilities import synthesize
 from loopscope.capture.files import load_overrides
@@ -39,6 +40,7 @@ def attach(
     verify: bool = True,
     meshes: Mapping[str, Any] | None = None,
     trackers: Iterable[str] = (),
+    alerts: AlertConfig | None = None,
     **options: Any,
 ) -> Attachment:
     """Observe the training of `model`; everything is checked here, and nothing is attached before ``with``::
@@ -68,6 +70,7 @@ def attach(
         meshes: `mesh`, `dp_mesh`, `tp_mesh`, `ep_mesh`, `cp_mesh` for custom reducers.
         trackers: "wandb", "tensorboard", or what another package registered; a W&B run that is under way is written
             into, not another one started.
+        alerts: bounds of the alert rules, and where an alert is told besides the log and the health table.
         options: passed to the adapter, such as `valid` (a function of the forward's arguments that gives the [B, S]
             mask of tokens that are no padding).
 
@@ -88,6 +91,7 @@ def attach(
         "verify": verify,
         "require": require,
         "trackers": tuple(trackers),
+        "alerts": alerts or AlertConfig(),
     }
     settings = settings_of(adapter, given)
     gaps = preflight(settings, task, backend)
@@ -104,6 +108,7 @@ def attach(
         on_error=on_error,
         resume=resume,
         trackers=settings.trackers,
+        alerts=settings.alerts,
     )
     facts = {
         "task": task,

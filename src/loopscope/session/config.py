@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from loopscope.errors import ConfigError, UnsupportedError
+from loopscope.alerts import AlertConfig
+from loopscope.errors import ConfigError
 from loopscope.trackers import check_trackers
 
 OnError = Literal["record", "raise"]
@@ -33,8 +34,8 @@ class LoopscopeConfig:
     trackers: tuple[str, ...] = ()
     """Trackers that get headline scalars, tables of visits and alerts: "wandb", "tensorboard", or what another
     package registered. One that fails is a health row, and costs neither a row nor the training."""
-    alerts: tuple[str, ...] = ()
-    """Alert rules."""
+    alerts: AlertConfig = field(default_factory=AlertConfig)
+    """The alert rules' bounds, and where an alert is told besides the log and the health table."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "out", Path(self.out))
@@ -51,16 +52,11 @@ class LoopscopeConfig:
                 f"on_error is {self.on_error!r}, expected 'record' (count errors, go on) or 'raise' (stop)"
             )
         object.__setattr__(self, "trackers", check_trackers(self.trackers))
-        self._refuse_unhonoured()
-
-    def _refuse_unhonoured(self) -> None:
-        # A setting that nothing reads must stop the run, not look honoured.
-        for name in ("alerts",):
-            value = getattr(self, name)
-            if value:
-                raise UnsupportedError(
-                    f"{name} is {value!r}, but nothing in this version reads it; expected (). Leave it out."
-                )
+        if not isinstance(self.alerts, AlertConfig):
+            raise ConfigError(
+                f"alerts is a {type(self.alerts).__name__}, expected AlertConfig(...), such as "
+                "AlertConfig(rules=AlertSettings(sustain=10), webhook='env:HOOK')"
+            )
 
     @property
     def name(self) -> str:
@@ -71,5 +67,5 @@ class LoopscopeConfig:
         """Plain types for the manifest."""
         plain = asdict(self)
         plain["out"] = str(self.out)
-        plain["trackers"], plain["alerts"] = list(self.trackers), list(self.alerts)
+        plain["trackers"], plain["alerts"] = list(self.trackers), self.alerts.as_plain()
         return plain

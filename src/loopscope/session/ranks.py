@@ -40,6 +40,20 @@ def decide(make: Callable[[], T], /) -> T:
     return result
 
 
+def gather(value: T, /) -> list[T]:
+    """What every rank has to say, in the order of the ranks, on every rank. Collective.
+
+    Args:
+        value: plain data, this rank's.
+    """
+    dist = _initialised()
+    if dist is None or dist.get_world_size() == 1:
+        return [value]
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
 def _initialised() -> Any:
     import torch.distributed as dist
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import loopscope
-from loopscope.alerts import AlertingWriter
+from loopscope.alerts import NoticeSink
 from loopscope.collect import (
     NullWriter,
     ParquetCollector,
@@ -19,6 +19,7 @@ from loopscope.collect import (
     RowWriter,
 )
 from loopscope.errors import CheckpointMismatchError, TraceError
+from loopscope.session.alerting import alerting_writer, with_alerts
 from loopscope.session.config import LoopscopeConfig
 from loopscope.session.schedule import is_probe_step, is_trace_step
 from loopscope.store import RunStore
@@ -95,6 +96,7 @@ class Loopscope:
         self.trackers: TrackingWriter | None = None
         """The trackers, on the rank that writes to them; None elsewhere, and where there are none."""
         self._shared_trackers: Mapping[str, Any] = {}
+        self._sinks: Mapping[str, NoticeSink] = {}
         self._store: RunStore | None = None
         self._corpus: ProbeCorpus | None = None
         self._rank, self._world_size = 0, 1
@@ -139,6 +141,7 @@ class Loopscope:
         self._expected, self._reducer = tuple(expected_visits), reducer
 
         def create() -> str:
+            self._sinks = self.config.alerts.sinks()  # what cannot be told stops the run before it is there
             self._store = self._create(meta, dict(configuration or {}))
             return self._store.run_id
 
@@ -201,6 +204,7 @@ class Loopscope:
             if parent_run_id is not None and parent_run_id != store.run_id:
                 # A branch from another run's checkpoint: a run of its own that says where it came from.
                 changes |= {"parent_run_id": parent_run_id, "parent_step": first_step - 1}
+            changes |= with_alerts(store.manifest.configuration, self.config.alerts)
             if changes:
                 store.update_manifest(**changes)
             return store.claim_attempt(
@@ -217,10 +221,15 @@ class Loopscope:
             writer = store.writer(
                 attempt=self.attempt, writer=f"r{self._rank:05d}", on_error=self.config.on_error
             )
-        writer = self._tracked(writer, context, first_step)
-        if writes:
+        alerting = None
+        if writes and self.config.alerts.enabled:
             # The rules look at what is written: a health row and a line of the log where one is broken for long.
-            writer = AlertingWriter(writer, on_error=self.config.on_error)
+            writer = alerting = alerting_writer(
+                writer, store, self.config, sinks=self._sinks, context=context, parent_attempt=own_parent
+            )
+        writer = self._tracked(writer, context, first_step)
+        if alerting is not None and self.trackers is not None:
+            alerting.add_sinks({tracker.name: tracker.alert for tracker in self.trackers.trackers})
         self.collector = ParquetCollector(
             writer,
             context=context,

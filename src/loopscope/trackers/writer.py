@@ -116,6 +116,10 @@ class TrackingWriter:
     def close(self) -> None:
         """End the trackers, and hand on."""
         try:
+            # Alerts of the last rows go through the trackers, so they come first.
+            settle = getattr(self._inner, "settle", None)
+            if settle is not None:
+                settle()
             self.close_trackers()
         finally:
             self._inner.close()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
+from loopscope.alerts import AlertConfig
 from loopscope.errors import ConfigError
 from loopscope.session import LoopscopeConfig
 
@@ -43,6 +44,12 @@ class LoopscopeOptions:
     """Tokens per probe document at most; never more than the training sequence length."""
     probe_batch_size: int = 8
     """Documents per probe forward."""
+    alerts: AlertConfig = field(default_factory=AlertConfig)
+    """The alert rules' bounds, and where an alert is told besides the log and the health table."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types, without secrets: torchtitan logs this, and hands it to trackers."""
+        return {**asdict(self), "alerts": self.alerts.as_plain()}
 
     def to_config(self, trackers: tuple[str, ...] = ()) -> LoopscopeConfig:
         """The checked configuration of the run.
@@ -76,4 +83,5 @@ class LoopscopeOptions:
             on_error=self.on_error,
             resume=self.resume,
             trackers=trackers,
+            alerts=self.alerts,
         )
