@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import time
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from loopscope import __version__
 from loopscope.alerts.notice import AlertNotice
@@ -34,7 +35,7 @@ class Webhook:
         Raises:
             ConfigError: the variable is not set, or holds no web address.
         """
-        self._url = resolve(url)
+        self._url, self._headers = _without_user(resolve(url))
         self._timeout_s = timeout_s
 
     def __call__(self, notice: AlertNotice) -> None:
@@ -64,9 +65,8 @@ class Webhook:
             def redirect_request(self, *_: object) -> None:
                 return None
 
-        headers = {"Content-Type": "application/json", "User-Agent": f"loopscope/{__version__}"}
         try:
-            request = urllib.request.Request(self._url, data=body, headers=headers, method="POST")
+            request = urllib.request.Request(self._url, data=body, headers=self._headers, method="POST")
             with urllib.request.build_opener(NoRedirect).open(request, timeout=timeout_s) as answer:
                 return (None, False) if 200 <= answer.status < 300 else (f"answered {answer.status}", False)
         except urllib.error.HTTPError as error:
@@ -133,6 +133,16 @@ def resolve(url: str) -> str:
         raise ConfigError(f"the environment variable {name} names another variable, expected a web address")
     check_url(found)
     return found
+
+
+def _without_user(url: str) -> tuple[str, dict[str, str]]:
+    """The address as urllib takes it, and the headers; user:password@ becomes one of them."""
+    headers = {"Content-Type": "application/json", "User-Agent": f"loopscope/{__version__}"}
+    parts = urlsplit(url)
+    user, at, place = parts.netloc.rpartition("@")
+    if at:
+        headers["Authorization"] = "Basic " + base64.b64encode(unquote(user).encode()).decode()
+    return urlunsplit(parts._replace(netloc=place, fragment="")), headers
 
 
 def redacted(url: str) -> str:
