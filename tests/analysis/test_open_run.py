@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from loopscope import open_run
@@ -136,3 +137,26 @@ def test_many_runs_are_few_selects_with_their_settings(tmp_path: Path) -> None:
     assert runs.sql("select count(*) from loss_all").fetchall() == [(6 * 5 + 2 * 2,)]
     plan = runs.sql("select sql from duckdb_views() where view_name = 'loss'").fetchall()[0][0]
     assert plan.count("read_parquet") == 3  # whole runs; first attempts up to step 2; second attempts from 3
+
+
+def test_a_connection_that_refuses_its_progress_bar_is_used_without(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What DuckDB does in a notebook where ipywidgets is missing: the bar is off, and no setting of it is accepted."""
+    connect = duckdb.connect
+
+    class Notebook:
+        def __init__(self, database: str) -> None:
+            self._inner = connect(database)
+            self._inner.execute("set enable_progress_bar = false")
+
+        def execute(self, query: str) -> object:
+            if "set enable_progress_bar" in query:
+                raise duckdb.InvalidInputException("required package 'ipywidgets' is missing")
+            return self._inner.execute(query)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._inner, name)
+
+    monkeypatch.setattr(duckdb, "connect", Notebook)
+    assert open_run(run).sql("select count(*) from loss").fetchall() == [(8,)]

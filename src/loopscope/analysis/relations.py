@@ -38,8 +38,10 @@ class Views:
         self._readers = readers
         self._made: set[str] = set()
         connection.execute("set timezone = 'UTC'")
-        # Programs that read our output would find the bar in it.
-        connection.execute("set enable_progress_bar = false")
+        # Programs that read our output would find the bar in it. In a notebook without ipywidgets it is off already,
+        # and DuckDB refuses to be told so.
+        if connection.sql("select current_setting('enable_progress_bar')").fetchall()[0][0]:
+            connection.execute("set enable_progress_bar = false")
 
     def ensure(self, query: str | None = None) -> None:
         """Make the views of every table that the query names; of all tables where there is no query."""
