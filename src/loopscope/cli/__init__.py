@@ -64,6 +64,7 @@ _VERBS = {
     "report": _Verb(module="report", attribute="Report", help="Write what a run saw as one HTML file."),
     "diff": _Verb(module="diff", attribute="Diff", help="Compare two runs: settings, then metrics."),
     "watch": _Verb(module="watch", attribute="Watch", help="Watch a run in the terminal while it trains."),
+    "alerts": _Verb(module="alerts", attribute="Alerts", help="Print the alert rules, or a run's alerts."),
     "serve": _Verb(
         module="serve", attribute="Serve", help="Serve a page and an API over all runs of a folder."
     ),

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from loopscope.alerts import AlertSettings
+from loopscope.alerts import Bounds
 from loopscope.analysis import Run
 from loopscope.analysis.health_findings import findings
 from loopscope.analysis.liveness import liveness
@@ -21,9 +21,9 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _POINTS = 48
 
 
-def view(run: Run, settings: AlertSettings | None = None) -> Group:
+def view(run: Run, bounds: Bounds = None) -> Group:
     """Head, losses, the loop, worst visits, alerts."""
-    parts = [_head(run), _losses(run), _loop(run), _worst(run), _alerts(run, settings)]
+    parts = [_head(run), _losses(run), _loop(run), _worst(run), _alerts(run, bounds)]
     return Group(*(line for part in parts if part for line in [*part, Text("")]))
 
 
@@ -134,8 +134,8 @@ def _worst(run: Run) -> list[RenderableType]:
     return titled(f"Most overloaded visits at step {rows[0]['step']}", table)
 
 
-def _alerts(run: Run, settings: AlertSettings | None) -> list[RenderableType]:
-    result = findings(run, settings)
+def _alerts(run: Run, bounds: Bounds) -> list[RenderableType]:
+    result = findings(run, bounds)
     lines: list[RenderableType] = [Text("Alerts", style="bold")]
     for found in result.found:
         style = {"critical": "bold red", "warn": "yellow", "early": "dim"}[found.severity]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from loopscope.alerts import AlertSettings
+from loopscope.alerts import AlertOverrides
 from loopscope.analysis import open_run
 from loopscope.cli.console import make_console, working
 
@@ -24,10 +24,10 @@ class Report:
     """Folders of 1 to 8 runs; several are compared."""
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report.html")
     """The file to write; an existing one is replaced."""
-    warmup_steps: int = AlertSettings().warmup_steps
-    """Steps at the start that routing and loop are not judged by."""
-    sustain: int = AlertSettings().sustain
-    """Traces in a row that must break a rule's bound before it is a finding."""
+    warmup_steps: int | None = None
+    """Steps at the start that routing and loop are not judged by; default: as the run was trained."""
+    sustain: int | None = None
+    """Traces in a row that must break a rule's bound before it is a finding; default: as the run was trained."""
 
     def run(self) -> int:
         """Write the file and print its findings and path; 0.
@@ -39,7 +39,7 @@ class Report:
         """
         from loopscope.report import write_report
 
-        settings = AlertSettings(warmup_steps=self.warmup_steps, sustain=self.sustain)
+        settings = AlertOverrides(warmup_steps=self.warmup_steps, sustain=self.sustain)
         console = make_console()
         with working("writing the report"):
             parts = write_report([open_run(path) for path in self.paths], self.out, settings=settings)

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import tyro
 
-from loopscope.alerts import AlertSettings
+from loopscope.alerts import AlertOverrides
 from loopscope.errors import ConfigError
 
 
@@ -32,10 +32,10 @@ class Serve:
     """Port to listen on; 0 takes a free one."""
     allow_remote: bool = False
     """Listen on an address that other machines reach."""
-    warmup_steps: int = AlertSettings().warmup_steps
-    """Steps at the start that routing and loop are not judged by."""
-    sustain: int = AlertSettings().sustain
-    """Traces in a row that must break a rule's bound before it is an alert."""
+    warmup_steps: int | None = None
+    """Steps at the start that routing and loop are not judged by; default: as the run was trained."""
+    sustain: int | None = None
+    """Traces in a row that must break a rule's bound before it is an alert; default: as the run was trained."""
 
     def run(self) -> int:
         """Serve until interrupted; 0.
@@ -56,7 +56,7 @@ class Serve:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port is {self.port}, expected 0 to 65535. Change --port.")
         token = (os.environ.get("LOOPSCOPE_TOKEN") or secrets.token_urlsafe(24)) if remote else None
-        settings = AlertSettings(warmup_steps=self.warmup_steps, sustain=self.sustain)
+        settings = AlertOverrides(warmup_steps=self.warmup_steps, sustain=self.sustain)
         app = make_app(self.root, access=Access(token=token), settings=settings)
         config = uvicorn.Config(app, host=self.host, port=self.port, log_level="warning", access_log=False)
         listening = config.bind_socket()

@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 from rich.live import Live
 
-from loopscope.alerts import AlertSettings
+from loopscope.alerts import AlertOverrides
 from loopscope.analysis import open_run
 from loopscope.analysis.liveness import liveness
 from loopscope.cli.console import make_console
@@ -31,10 +31,10 @@ class Watch:
     """Seconds between two looks."""
     once: bool = False
     """Print once and end."""
-    warmup_steps: int = AlertSettings().warmup_steps
-    """Steps at the start that routing and loop are not judged by."""
-    sustain: int = AlertSettings().sustain
-    """Traces in a row that must break a rule's bound before it is an alert."""
+    warmup_steps: int | None = None
+    """Steps at the start that routing and loop are not judged by; default: as the run was trained."""
+    sustain: int | None = None
+    """Traces in a row that must break a rule's bound before it is an alert; default: as the run was trained."""
 
     def run(self) -> int:
         """Show until the run ends or somebody interrupts; 0.
@@ -45,7 +45,7 @@ class Watch:
         """
         if not 0.2 <= self.every <= 3600:
             raise ConfigError(f"--every is {self.every}, expected seconds from 0.2 to 3600. Change --every.")
-        settings = AlertSettings(warmup_steps=self.warmup_steps, sustain=self.sustain)
+        settings = AlertOverrides(warmup_steps=self.warmup_steps, sustain=self.sustain)
         console = make_console()
         if self.once or not console.is_terminal:
             console.print(view(open_run(self.path), settings))

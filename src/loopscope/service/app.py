@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from loopscope import __version__
-from loopscope.alerts import AlertSettings
+from loopscope.alerts import Bounds
 from loopscope.analysis import open_run
 from loopscope.errors import ConfigError, LoopscopeError
 from loopscope.report.compare import comparison
@@ -35,7 +35,7 @@ from loopscope.service.views import Views
 _PER_PAGE = 50
 
 
-def make_app(root: Path, *, access: Access | None = None, settings: AlertSettings | None = None) -> Starlette:
+def make_app(root: Path, *, access: Access | None = None, settings: Bounds = None) -> Starlette:
     """The service over the runs below `root`, as an ASGI application.
 
     Raises:

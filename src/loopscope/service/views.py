@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
-from loopscope.alerts import AlertSettings
+from loopscope.alerts import Bounds
 from loopscope.analysis import Run, open_run
 from loopscope.analysis.health_findings import findings
 from loopscope.analysis.records import records, value
@@ -44,8 +44,8 @@ HEADLINES = {
 class Views:
     """Results by run and by the version of its files; the least recently asked ones are forgotten."""
 
-    def __init__(self, settings: AlertSettings | None = None) -> None:
-        self.settings = settings or AlertSettings()
+    def __init__(self, settings: Bounds = None) -> None:
+        self.settings = settings
         self._kept: OrderedDict[tuple[str, str], tuple[str, Any]] = OrderedDict()
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}
 
@@ -74,7 +74,7 @@ class Views:
             return made
 
 
-def headline(run: Run, settings: AlertSettings) -> dict[str, Any]:
+def headline(run: Run, settings: Bounds) -> dict[str, Any]:
     """Plain values for the list, the API and the gauges; what is not known is null."""
     found: dict[str, Any] = {"step": None, "tokens_seen": None, "wall_time": None}
     for row in _last(
