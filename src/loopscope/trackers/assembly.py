@@ -40,6 +40,7 @@ class StepAssembler:
     def __init__(self, *, scope: str, attempt: int) -> None:
         self._scope, self._attempt = scope, attempt
         self._steps: dict[int, _Step] = {}
+        self._traced: list[int] = []
         self._schedule = TableSchedule()
         self._unshown: StepValues | None = None
         self._events = self._errors = 0
@@ -59,10 +60,11 @@ class StepAssembler:
             self._of(step, row).loss = {**row}
             yield from self._up_to(step, dropped)
         elif table in _TRACE:
-            begun = step not in self._steps
             self._keep(table, row, NEEDED)
-            if begun and len(self._steps) > _WAITING:
-                yield from self._up_to(sorted(self._steps)[-_WAITING - 1], dropped)
+            if step not in self._traced:
+                self._traced.append(step)
+                if len(self._traced) > _WAITING:
+                    yield from self._up_to(self._traced[0], dropped)
         elif table in _PROBE:
             self._keep(table, row, _PROBE_COLUMNS)
         elif table == "health":
@@ -89,6 +91,7 @@ class StepAssembler:
         self._of(row["step"], row).tables.setdefault(table, []).append(kept)
 
     def _up_to(self, last: int, dropped: int) -> Iterator[StepValues]:
+        self._traced = [step for step in self._traced if step > last]
         for step in sorted(step for step in self._steps if step <= last):
             made = self._values(step, self._steps.pop(step), dropped)
             if made is not None:

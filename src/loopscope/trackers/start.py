@@ -11,7 +11,7 @@ from loopscope.trackers.guard import GuardedTracker, Tell
 from loopscope.trackers.protocol import Tracker, TrackerStart
 from loopscope.trackers.registry import backend
 
-OF_THE_TRAINER = 24
+OF_THE_TRAINER = 23
 """Keys that are left to a trainer in a tracker that it shares: torchtitan has 17, and 6 of its validation."""
 
 

@@ -21,8 +21,6 @@ _LOSS = {
 _HEALTH = {
     "coverage": "health/coverage",
     "timing": "health/trace_seconds",
-    "trace_bytes": "health/trace_bytes",
-    "probe_cost": "health/probe_share",
 }
 _REPETITION = ("low", "mid", "high")
 
@@ -47,6 +45,8 @@ CORE_KEYS = (
     *_HEALTH.values(),
     "health/events",
     "health/dropped",
+    "loopscope/attempt",
+    "loopscope/tokens_seen",
 )
 """Every scalar but those of the user's own metrics; each has its place in a tracker's budget from the start."""
 

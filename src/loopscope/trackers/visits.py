@@ -33,7 +33,7 @@ _TRANSITION = ("relative_delta", "growth", "topk_overlap")
 
 COLUMNS = ("step", *_KEYS, *_ROUTER, *_RESIDUAL, *_TRANSITION)
 """The last three are those of the pair that ends at the visit, one loop step before (`step_boundary`)."""
-DISTRIBUTIONS = ("load_entropy_ratio", "maxvio_count", "margin_mean", "relative_delta")
+DISTRIBUTIONS = ("load_entropy_ratio", "maxvio_count", "relative_delta")
 """Columns whose spread over visits is worth a picture."""
 
 NEEDED = frozenset((*COLUMNS, "kind", "to_pos"))

@@ -1,4 +1,4 @@
-"""TensorBoard: scalars, the spread of four metrics over visits, tables of visits and alerts as text.
+"""TensorBoard: scalars, the spread of three metrics over visits, tables of visits and alerts as text.
 
 The folder is the trainer's where it writes one (torchtitan's with ``metrics.enable_tensorboard``), through the
 trainer's own writer: TensorBoard follows only the newest event file of a folder, so a second writer would hide the

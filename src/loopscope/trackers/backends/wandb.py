@@ -104,7 +104,8 @@ def start(begin: TrackerStart) -> WandbTracker:
         "path": str(begin.out.resolve()),
         "version": begin.version,
         "attempt": begin.attempt,
-        "config": dict(begin.config),
+        # Not where alerts go: the address of a webhook is a secret.
+        "config": {name: value for name, value in begin.config.items() if name != "alerts"},
     }
     run.config.update({"loopscope": about}, allow_val_change=True)
     return tracker
@@ -113,17 +114,19 @@ def start(begin: TrackerStart) -> WandbTracker:
 def _own_run(begin: TrackerStart) -> Any:
     import wandb
 
-    given: dict[str, Any] = {}
-    # What the environment names is the user's word; an argument would win over it.
-    if "WANDB_PROJECT" not in os.environ:
-        given["project"] = "loopscope"
-    if "WANDB_NAME" not in os.environ:
-        given["name"] = begin.run_name
-    if "WANDB_RUN_ID" not in os.environ:
-        given |= {"id": begin.run_id, "resume": "allow"}
-    if "WANDB_DIR" not in os.environ:
-        given["dir"] = str(begin.out)
-    return wandb.init(**given, settings=wandb.Settings(**_finishing(wandb)))
+    def word(name: str, otherwise: str | None) -> str | None:
+        # What the environment says is the user's word; an argument of ours would win over it.
+        return os.environ.get("WANDB_" + name, otherwise)
+
+    return wandb.init(
+        project=word("PROJECT", "loopscope"),
+        name=word("NAME", begin.run_name),
+        id=word("RUN_ID", begin.run_id),
+        resume=word("RESUME", "allow"),
+        dir=word("DIR", str(begin.out)),
+        mode=word("MODE", None),
+        settings=wandb.Settings(**_finishing(wandb)),
+    )
 
 
 def _finishing(wandb: Any) -> dict[str, Any]:
