@@ -6,6 +6,7 @@ import contextlib
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from loopscope.store.disk import Disk, write_all
+from loopscope.store.encodings import parquet_options
 from loopscope.store.names import JOURNAL_DIR, Segment, table_dir
 from loopscope.store.schema import TableSchema
 
@@ -134,10 +136,13 @@ def write_parquet(disk: Disk, path: Path, schema: pa.Schema, tables: Iterable[pa
     try:
         sink = _Sink(disk, fd)
         try:
+            rest = iter(tables)
+            first = next(rest, None)
+            options = parquet_options(schema, schema.empty_table() if first is None else first)
             with pq.ParquetWriter(
-                pa.PythonFile(sink, mode="w"), schema, compression="zstd", write_page_checksum=True
+                pa.PythonFile(sink, mode="w"), schema, write_page_checksum=True, **options
             ) as writer:
-                for table in tables:
+                for table in chain([] if first is None else [first], rest):
                     for group in _row_groups(table):
                         writer.write_table(group, row_group_size=max(1, group.num_rows))
             sink.drain()
@@ -182,8 +187,9 @@ def write_part(
 
 def file_crc(path: Path) -> int:
     """CRC-32 of a file's content."""
-    crc = 0
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            crc = zlib.crc32(block, crc)
+    # One small buffer, used again: the bytes are summed while they are still in the processor's cache.
+    crc, buffer = 0, memoryview(bytearray(1 << 18))
+    with path.open("rb", buffering=0) as file:
+        while taken := file.readinto(buffer):
+            crc = zlib.crc32(buffer[:taken], crc)
     return crc

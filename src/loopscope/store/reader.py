@@ -51,7 +51,8 @@ class RunReader:
         """What is wrong with the run, as far as was looked: a table's own parts are checked when it is read."""
         self._checked: dict[Path, PartMeta | None] = {}
         self._looked_for_missing = False
-        self._columns: dict[Path, tuple[str, ...]] = {}
+        self._columns: dict[Path, frozenset[str]] = {}
+        """Part that was checked → its columns, known to the registry or not."""
         self._journal_rows: dict[Segment, dict[str, list[pa.Table]]] = {}
         self.manifest = self._manifest()
         self.attempts = self._attempts()
@@ -141,11 +142,11 @@ class RunReader:
         return [p for p in wanted if self._believed(p) is not None]
 
     def columns_of(self, part: Part) -> tuple[str, ...]:
-        """The registry's columns that a part has."""
-        if part.path not in self._columns:
-            there = set(pq.read_schema(part.path).names)
-            self._columns[part.path] = tuple(c for c in self.schema(part.table).names if c in there)
-        return self._columns[part.path]
+        """The registry's columns that a part has; none where it cannot be believed."""
+        if self._believed(part) is None:
+            return ()
+        there = self._columns[part.path]
+        return tuple(c for c in self.schema(part.table).names if c in there)
 
     def journal_rows(self, table: str, *, live: bool = True) -> list[tuple[int, pa.Table]]:
         """(attempt, rows) of what is not sealed yet; a segment whose part is there and whole is left out."""
@@ -181,14 +182,14 @@ class RunReader:
         if part.path not in self._checked:
             where = f"{TABLES_DIR}/{part.table}/{part.path.name}"
             try:
-                meta = check_part(part, self.manifest.run_id, self.schemas.get(part.table))
+                meta, names = check_part(part, self.manifest.run_id, self.schemas.get(part.table))
             except (OSError, ValueError, pa.ArrowException) as error:
                 self._distrust(part, where, str(error))
                 return None
-            self._checked[part.path] = meta
+            self._checked[part.path], self._columns[part.path] = meta, frozenset(names)
             schema = self.schemas.get(part.table)
             if schema is not None and meta.schema_version > schema.version:
-                extra = sorted(set(pq.read_schema(part.path).names) - schema.name_set)
+                extra = sorted(set(names) - schema.name_set)
                 text = (
                     f"has schema version {meta.schema_version}, this loopscope knows {schema.version}; columns "
                     f"left out: {', '.join(extra) or 'none'}"

@@ -9,8 +9,8 @@ from loopscope.store.parts import PartMeta, file_crc
 from loopscope.store.schema import TableSchema
 
 
-def check_part(part: Part, run_id: str, schema: TableSchema | None) -> PartMeta:
-    """What the part says of itself, once it was found to be true.
+def check_part(part: Part, run_id: str, schema: TableSchema | None) -> tuple[PartMeta, tuple[str, ...]]:
+    """What the part says of itself and the names of its columns, once it was found to be true.
 
     Raises:
         ValueError: it cannot be believed; the text says why.
@@ -33,4 +33,4 @@ def check_part(part: Part, run_id: str, schema: TableSchema | None) -> PartMeta:
             if index >= 0 and arrow.field(index).type != field.type:
                 got = arrow.field(index).type
                 raise ValueError(f"its column {field.name!r} is {got}, expected {field.type}")
-    return meta
+    return meta, tuple(arrow.names)
