@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+
+
+@dataclass
+class Shown:
+    """A piece of the page: its text and the targets of its links."""
+
+    text: str = ""
+    links: list[str] = field(default_factory=list)
 
 
 class Page(HTMLParser):
@@ -17,18 +26,35 @@ class Page(HTMLParser):
         self.text = ""
         self.scripts: list[str] = []
         self.styles: list[str] = []
+        self.figures: dict[str, Shown] = {}
+        """Chart → what its figure shows."""
+        self.glossary: dict[str, str] = {}
+        """Anchor of a definition → its text."""
         self._inside = ""
+        self._figure: Shown | None = None
+        self._entry: str | None = None
         self.feed(path.read_text(encoding="utf-8"))
         self.close()
 
     def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
         self._inside = tag
+        given = dict(attrs)
+        if tag == "figure":
+            self._figure = self.figures[given["id"]] = Shown()
+        elif tag == "div":
+            self._entry = given["id"] if (given.get("id") or "").startswith("m-") else None
+        elif tag == "a" and self._figure is not None:
+            self._figure.links.append(given["href"])
         if tag in ("script", "style"):
             (self.scripts if tag == "script" else self.styles).append("")
 
     def handle_endtag(self, tag):
         self._inside = ""
+        if tag == "figure":
+            self._figure = None
+        elif tag == "div":
+            self._entry = None
 
     def handle_data(self, data):
         if self._inside == "script":
@@ -37,6 +63,10 @@ class Page(HTMLParser):
             self.styles[-1] += data
         else:
             self.text += data
+            if self._figure is not None:
+                self._figure.text += data
+            if self._entry is not None:
+                self.glossary[self._entry] = self.glossary.get(self._entry, "") + data
 
     @property
     def ids(self) -> list[str]:

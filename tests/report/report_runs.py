@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from probe_rows import keys, probe_tables
 
 from loopscope.store import TABLES, RunStore
 from loopscope.store.disk import LOCAL_DISK
@@ -53,7 +54,7 @@ def generated_run(path: Path, shape: Shape | None = None, *, name: str = "genera
         "residual": _residual(shape, traced, visits, generator),
         "transition": _transition(shape, traced, generator),
         "health": _health(traced, len(visits)),
-        "probe_loss": _probe(shape),
+        **probe_tables(shape, visits, np.random.default_rng([seed, 1])),
     }
     for table, columns in tables.items():
         columns = {**columns, **shape.changes.get(table, {})}
@@ -94,17 +95,6 @@ def _loss(shape: Shape, generator: np.random.Generator) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _keys(traced: np.ndarray, visits: list[tuple[str, int | None, int | None]]) -> dict[str, Any]:
-    count = len(traced)
-    return {
-        "step": np.repeat(traced, len(visits)),
-        "block": [b for b, *_ in visits] * count,
-        "unrolled_pos": np.tile(np.arange(len(visits)), count),
-        "loop_step": [r for _, r, _ in visits] * count,
-        "layer_idx": [layer for *_, layer in visits] * count,
-    }
-
-
 def _router(shape: Shape, traced: np.ndarray, visits: Any, generator: np.random.Generator) -> dict[str, Any]:
     rows = len(traced) * len(visits)
     fair = shape.tokens * shape.top_k / shape.experts
@@ -113,7 +103,7 @@ def _router(shape: Shape, traced: np.ndarray, visits: Any, generator: np.random.
     entropy = -(share * np.log(share)).sum(1) / np.log(shape.experts)
     flat = pa.array(counts.ravel())
     lists = pa.ListArray.from_arrays(np.arange(rows + 1, dtype=np.int32) * shape.experts, flat)
-    return _keys(traced, visits) | {
+    return keys(traced, visits) | {
         "num_experts": shape.experts, "top_k": shape.top_k, "num_tokens": shape.tokens, "num_microbatches": 1,
         "num_loop_steps": shape.loops, "score_func": "softmax", "expert_count": lists,
         "load_entropy_ratio": entropy, "maxvio_count": share.max(1) * shape.experts - 1,
@@ -126,10 +116,10 @@ def _router(shape: Shape, traced: np.ndarray, visits: Any, generator: np.random.
 def _residual(
     shape: Shape, traced: np.ndarray, visits: Any, generator: np.random.Generator
 ) -> dict[str, Any]:
-    keys = _keys(traced, visits)
-    rows = len(keys["step"])
-    return keys | {
-        "num_tokens": shape.tokens, "norm_mean": 10 + keys["unrolled_pos"] + generator.random(rows),
+    found = keys(traced, visits)
+    rows = len(found["step"])
+    return found | {
+        "num_tokens": shape.tokens, "norm_mean": 10 + found["unrolled_pos"] + generator.random(rows),
         "token_correlation": 0.2 + 0.1 * generator.random(rows),
     }  # fmt: skip
 
@@ -156,13 +146,4 @@ def _health(traced: np.ndarray, visits: int) -> dict[str, Any]:
     return {
         "step": np.repeat(traced, 2), "event": ["coverage", "timing"] * count, "severity": "info",
         "value": np.tile([1.0, 0.01], count), "count": np.tile([visits, 1], count),
-    }  # fmt: skip
-
-
-def _probe(shape: Shape) -> dict[str, Any]:
-    steps = np.arange(0, shape.steps + 1, max(1, shape.steps // 4))
-    return {
-        "step": np.repeat(steps, 3), "corpus_name": "core", "corpus_hash": "a" * 64,
-        "stratum_kind": ["all", "repetition", "repetition"] * len(steps),
-        "stratum": ["all", "low", "high"] * len(steps), "loss_mean": np.linspace(7, 4, 3 * len(steps)),
     }  # fmt: skip

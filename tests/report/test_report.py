@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from importlib.resources import files
 
 import numpy as np
 import pyarrow as pa
@@ -14,16 +15,18 @@ from loopscope import open_run
 from loopscope.alerts import RULES
 from loopscope.errors import ConfigError, StoreError
 from loopscope.report import write_report
-from loopscope.report.definitions import _UNITS, definition
+from loopscope.report.checks import _KINDS
+from loopscope.report.definitions import definition
 from loopscope.report.part import _SECTION_OF
+from loopscope.store import TABLES
 
 SHAPE = Shape()
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7*7 }}"
 
 
-def written(tmp_path, *runs):
+def written(tmp_path, *runs, **more):
     out = tmp_path / "report.html"
-    parts = write_report([open_run(run) for run in runs], out)
+    parts = write_report([open_run(run) for run in runs], out, **more)
     return Page(out), parts
 
 
@@ -61,31 +64,85 @@ def test_links_lead_somewhere_and_identifiers_are_unique(healthy, tmp_path):
 
 
 @pytest.mark.usefixtures("no_bundle")
-def test_every_chart_says_definition_unit_and_scope(healthy, tmp_path):
-    _, parts = written(tmp_path, healthy)
+def test_every_chart_says_its_definition_unit_scope_and_leads_to_the_documentation(healthy, tmp_path):
+    page, parts = written(tmp_path, healthy)
     charts = [chart for section in parts[0].sections for chart in section.charts]
-    assert len(charts) >= 20
+    drawn = {table for chart in charts for table, _ in chart.metrics}
+    assert drawn == set(TABLES) - {"attempt"}, (
+        "the run has rows of every table, and every table has a picture"
+    )
     for chart in charts:
-        assert chart.scope, chart.id
+        shown = page.figures[f"r0-{chart.id}"]
+        assert chart.title in shown.text, chart.id
+        assert len(chart.text) > 20, f"{chart.id} does not say how to read it"
+        assert f"Rows: {chart.scope}." in shown.text, chart.id
         assert chart.metrics, chart.id
-        for table, name in chart.metrics:
-            assert definition(table, name).formula or table == "health", (chart.id, name)
-            assert name in _UNITS, name
+        for metric in chart.metrics:
+            told = definition(*metric)
+            assert len(told.formula) > 2, metric
+            assert told.formula in shown.text, metric
+            assert f"[{told.unit}]" in shown.text, metric
+            assert f"#{told.anchor}" in shown.links, metric
+            assert told.formula in page.glossary[told.anchor], metric
 
 
-def test_units_are_the_registrys():
-    from loopscope.metrics import REGISTRY
+@pytest.mark.usefixtures("no_bundle")
+def test_every_axis_and_colour_bar_has_a_title(healthy, tmp_path):
+    _, parts = written(tmp_path, healthy)
+    names_only = {"visit", "quantity", "of", "row"}
+    for chart in (chart for section in parts[0].sections for chart in section.charts):
+        for layer in chart.spec.get("layer", [chart.spec]):
+            for channel in ("x", "y", "color"):
+                encoding = layer.get("encoding", {}).get(channel, {})
+                if "field" not in encoding or encoding["field"] in names_only or "axis" not in encoding:
+                    continue
+                assert encoding.get("title"), (chart.id, channel)
 
-    known = {name: metric.unit for (_, name), metric in REGISTRY.items() if name in _UNITS}
-    assert known == {name: _UNITS[name] for name in known}
-    assert len(known) > 15
+
+def test_the_documentation_in_the_page_is_the_registrys():
+    # `loopscope metrics --json > src/loopscope/report/assets/metrics.json` brings it up to date.
+    from loopscope.cli.metrics import as_json
+
+    written_down = files("loopscope.report").joinpath("assets", "metrics.json").read_text(encoding="utf-8")
+    assert written_down == as_json() + "\n"
+
+
+@pytest.mark.usefixtures("no_bundle")
+def test_a_cell_without_a_value_keeps_its_place_and_says_why(tmp_path):
+    visits = SHAPE.loops * SHAPE.layers + 2
+    rows = SHAPE.steps // SHAPE.every * visits
+    values = np.where(np.arange(rows) % visits == 3, None, 0.2)
+    reasons = np.where(np.arange(rows) % visits == 3, '{"z_mean": "nonfinite"}', None)
+    changes = {"z_mean": values.tolist(), "null_reasons": reasons.tolist()}
+    page, _ = written(tmp_path, generated_run(tmp_path / "run", replace(SHAPE, changes={"router": changes})))
+    found = {(row["visit"], row["z_mean"], row["missing"]) for row in page.rows("r0-z")}
+    assert {row for row in found if row[1] is None} == {("loop 1 \u00b7 layer 0", None, "nonfinite")}
+    assert len(found) == visits
+    # The drawing tells them apart: one layer for each.
+    conditions = [layer["transform"][0]["filter"] for layer in page.charts["r0-z"]["spec"]["layer"]]
+    assert conditions == ["isValid(datum['z_mean'])", "!isValid(datum['z_mean'])"]
+
+
+@pytest.mark.usefixtures("no_bundle")
+def test_transitions_say_what_is_missing_among_the_drawn_rows_alone(tmp_path):
+    count = SHAPE.steps // SHAPE.every * (SHAPE.loops - 1) * SHAPE.layers
+    growth = [None, *[1.2] * (count - 1)]
+    run = generated_run(tmp_path / "run", replace(SHAPE, changes={"transition": {"growth": growth}}))
+    page, _ = written(tmp_path, run)
+    assert f"growth is missing in 1 of {count} rows: no reason recorded." in page.text
 
 
 def test_every_rule_points_at_a_place_that_exists(healthy, tmp_path, monkeypatch):
     monkeypatch.setattr("loopscope.report.page.script_bundle", lambda: "")
-    page, _ = written(tmp_path, healthy)
+    page, parts = written(tmp_path, healthy)
     for rule in RULES.values():
         assert f"r0-{rule.chart}" in page.ids or f"r0-{_SECTION_OF[rule.chart]}" in page.ids, rule.name
+    (part,) = parts
+    for check in part.checks:
+        assert part.place(check.chart) in page.ids, check.title
+    assert {rule for kind in _KINDS for rule in kind.rules} == set(RULES), (
+        "every rule has a line of the first screen"
+    )
 
 
 @pytest.mark.usefixtures("no_bundle")
@@ -111,7 +168,7 @@ def test_a_long_run_is_thinned_to_mean_smallest_and_largest_and_says_so(tmp_path
     assert np.allclose([row["value"] for row in rows], buckets.mean(1), rtol=1e-4)
     assert np.allclose([row["low"] for row in rows], buckets.min(1), rtol=1e-4)
     assert np.allclose([row["high"] for row in rows], buckets.max(1), rtol=1e-4)
-    assert "Thinned: 2100 steps in buckets of 6" in page.text
+    assert "Thinned: 2,100 steps in buckets of 6" in page.text
 
 
 @pytest.mark.usefixtures("no_bundle")

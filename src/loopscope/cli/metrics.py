@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -17,14 +18,34 @@ class Metrics:
 
     table: TableName | None = None
     """Only the metrics of this table."""
+    json: bool = False
+    """Print them as JSON, by table.column."""
 
     def run(self) -> int:
         """Print the list; always 0."""
+        if self.json:
+            print(as_json(self.table))
+            return 0
         console = Console()
         for name in dict.fromkeys(owner for owner, _ in EVERY):
             if self.table in (None, name):
                 console.print(_rendered(name))
         return 0
+
+
+def as_json(table: TableName | None = None) -> str:
+    """One object: "table.column" → its definition in words."""
+    entries = (
+        f"{json.dumps(f'{owner}.{metric.name}')}: " + json.dumps(
+            {
+                "formula": metric.formula, "unit": metric.unit, "merge": metric.merge, "null": metric.null_rule,
+                "source": metric.source,
+            },
+            ensure_ascii=False,
+        )
+        for (owner, _), metric in EVERY.items() if table in (None, owner)
+    )  # fmt: skip
+    return "{\n" + ",\n".join(entries) + "\n}"
 
 
 def _rendered(name: str) -> Table:

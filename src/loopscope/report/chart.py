@@ -75,6 +75,8 @@ class Table:
     columns: tuple[str, ...]
     rows: Sequence[tuple[str, ...]] = ()
     note: str = ""
+    folded: bool = False
+    """True where most people need not see it."""
 
 
 def short(value: Any) -> Cell:

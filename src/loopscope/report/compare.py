@@ -16,40 +16,38 @@ Axis = Literal["step", "tokens"]
 
 _BOUNDARY = "kind = 'step_boundary'"
 _WHOLE = "stratum_kind = 'all'"
-# id, title, table, SQL over the scope's rows giving one value per step, which rows, unit, column
+# id, title, how to read it, table, SQL over the scope's rows giving one value per step, which rows, unit, column
 _QUANTITIES = (
-    ("task_loss", "Task loss", "loss", "avg(task_loss)", "true", "nats", "task_loss"),
-    ("grad", "Gradient norm", "loss", "avg(grad_norm)", "true", "norm", "grad_norm"),
     (
-        "entropy",
-        "Least even visit",
-        "router",
-        "min(load_entropy_ratio)",
-        "true",
-        "ratio",
-        "load_entropy_ratio",
+        "task_loss", "Task loss", "Cross-entropy of the training tokens, without the auxiliary losses.",
+        "loss", "avg(task_loss)", "true", "nats", "task_loss",
     ),
-    ("maxvio", "Most overloaded expert", "router", "max(maxvio_count)", "true", "MaxVio", "maxvio_count"),
+    ("grad", "Gradient norm", "Before clipping.", "loss", "avg(grad_norm)", "true", "norm", "grad_norm"),
     (
-        "dead",
-        "Experts without a token, all visits",
-        "router",
-        "sum(dead_experts)",
-        "true",
-        "",
-        "dead_experts",
+        "entropy", "Least even visit", "Load entropy of the visit where it is lowest; 1: every expert gets its share.",
+        "router", "min(load_entropy_ratio)", "true", "ratio", "load_entropy_ratio",
     ),
-    ("growth", "Growth at the loop's end", "transition", "arg_max(growth, to_pos)", _BOUNDARY, "", "growth"),
     (
-        "probe",
-        "Loss on the probe corpus",
-        "probe_loss",
-        "avg(loss_mean)",
-        _WHOLE,
-        "nats per token",
-        "loss_mean",
+        "maxvio", "Most overloaded expert", "MaxVio of the visit where it is largest; 0: balanced, 1: twice its share.",
+        "router", "max(maxvio_count)", "true", "MaxVio", "maxvio_count",
     ),
-)
+    (
+        "dead", "Experts without a token", "Within one traced step, all visits together.",
+        "router", "sum(dead_experts)", "true", "experts", "dead_experts",
+    ),
+    (
+        "growth", "Growth at the loop's end", "Norm of the state after the last pass over that before it.",
+        "transition", "arg_max(growth, to_pos)", _BOUNDARY, "growth", "growth",
+    ),
+    (
+        "delta", "Movement at the loop's end", "How far the last pass moves the state, as a share of it.",
+        "transition", "arg_max(relative_delta, to_pos)", _BOUNDARY, "relative delta", "relative_delta",
+    ),
+    (
+        "probe", "Loss on the probe corpus", "Comparable where both runs were probed on the same corpus.",
+        "probe_loss", "avg(loss_mean)", _WHOLE, "nats per token", "loss_mean",
+    ),
+)  # fmt: skip
 
 
 def comparison(runs: Sequence[Run], names: Sequence[str], by: Axis = "step") -> Part:
@@ -60,7 +58,7 @@ def comparison(runs: Sequence[Run], names: Sequence[str], by: Axis = "step") -> 
     aligned = "optimizer step" if by == "step" else "training tokens"
     section = Section(id="all", nav="All", title="Side by side", charts=charts, text=f"Aligned by {aligned}.")
     none = Findings(found=(), early=(), judged="", alerts=())
-    return Part(key="c", name="Comparison", facts=[], findings=none, sections=[section])
+    return Part(key="c", name="Comparison", facts=[], findings=none, sections=[section], checks=[])
 
 
 def unique(names: Sequence[str]) -> list[str]:
@@ -69,9 +67,8 @@ def unique(names: Sequence[str]) -> list[str]:
 
 
 def _chart(
-    looks: Sequence[Look], names: Sequence[str], by: Axis, name: str, title: str, table: str, value: str, only: str,
-    unit: str,
-    column: str,
+    looks: Sequence[Look], names: Sequence[str], by: Axis, name: str, title: str, text: str, table: str, value: str,
+    only: str, unit: str, column: str,
 ) -> Chart | None:  # fmt: skip
     rows, notes, scopes = [], [], []
     for look, run in zip(looks, names, strict=True):
@@ -85,22 +82,39 @@ def _chart(
             f"where {scope.where} and {only} group by step)"
         )
         buckets = look.buckets(table, SERIES_BUCKETS)
+        found = look.thinned(source, ["v", "tokens"], buckets.per_bucket)
+        placed = [r for r in found if r[by] is not None]
+        if len(placed) < len(found):
+            notes.append(
+                f"{run}: {len(found) - len(placed)} of {len(found)} points have no number of tokens."
+            )
         rows += [
-            {by: r[by], "run": run, "value": r["v"], "low": r["v_min"], "high": r["v_max"]}
-            for r in look.thinned(source, ["v", "tokens"], buckets.per_bucket)
-            if r[by] is not None
+            {by: r[by], "run": run, "value": r["v"], "low": r["v_min"], "high": r["v_max"]} for r in placed
         ]
         if buckets.note:
             notes.append(f"{run}: {buckets.note}")
+        notes += [f"{run}: {note}" for note in look.missing(table, (column,), only)]
     if not rows:
         return None
     return Chart(
         id=name,
         title=title,
-        text="",
+        text=text,
         spec=lines(y=unit, color="run", x=x_step() if by == "step" else x_step("training tokens", "tokens")),
         data=Data.of(rows),
         metrics=((table, column),),
         scope=", ".join(dict.fromkeys(scopes)),
-        notes=tuple(notes),
+        notes=(*notes, *(_corpora(looks, names) if table == "probe_loss" else ())),
     )
+
+
+def _corpora(looks: Sequence[Look], names: Sequence[str]) -> list[str]:
+    """Said where runs were probed on different text."""
+    known = {
+        run: sorted({row["h"] for row in look.rows("select distinct corpus_hash as h from probe_loss")})
+        for look, run in zip(looks, names, strict=True) if look.has("probe_loss")
+    }  # fmt: skip
+    if len({tuple(hashes) for hashes in known.values()}) <= 1:
+        return []
+    told = "; ".join(f"{run}: {', '.join(h[:12] for h in hashes)}" for run, hashes in known.items())
+    return [f"Not comparable: the corpora differ ({told})."]

@@ -1,22 +1,29 @@
-"""What the drawn columns mean: the documentation that travels with the file."""
+"""What the drawn columns mean: the documentation that travels with the file.
+
+The registry of metrics needs torch, a report does not: `assets/metrics.json` is the registry's text, written by
+`loopscope metrics --json`; a test holds the two together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 
 from loopscope.store import TABLES
 
-_UNITS = {
-    "task_loss": "nats", "total_loss": "nats", "other_loss": "nats", "closure_error": "nats", "z_loss": "nats²",
-    "lb_loss": "1", "lb_loss_factor": "1", "z_loss_factor": "1", "grad_norm": "1", "lr": "1",
-    "load_entropy_ratio": "1", "maxvio_count": "1", "dead_experts": "experts", "margin_p50": "score",
-    "z_mean": "nats", "token_entropy_ratio": "1", "expert_count": "assignments", "norm_mean": "activation",
-    "relative_delta": "1", "growth": "1", "state_cosine": "1", "token_correlation": "1", "topk_overlap": "1",
-    "overlap_chance": "1", "loss_mean": "nats per token", "tokens_seen": "tokens", "elapsed_s": "s",
-    "kl_from_previous": "nats", "argmax_settled": "1", "rho_cal": "1", "amplification": "1",
-    "event": "text", "value": "depends on the event",
-}  # fmt: skip
+# Columns that are no metric: keys, and what an event's value means.
+_OWN: Mapping[str, tuple[str, str]] = {
+    "loss.tokens_seen": ("training tokens up to and including this step, over all ranks", "tokens"),
+    "loss.elapsed_s": ("seconds since the attempt began, on a monotonic clock", "s"),
+    "health.event": ("what happened", "text"),
+    "health.value": ("coverage: visits seen / visits expected; timing: seconds of a traced step", "1 or s"),
+    "health.count": ("how many: rows dropped, values not finite, visits missing", "of the event"),
+}
+# Its columns are the router's, over another text.
+_SAME_AS = {"probe_router": "router"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +34,12 @@ class Definition:
     name: str
     formula: str
     unit: str
+    merge: str = ""
+    """How it merges over microbatches and ranks."""
+    null: str = ""
+    """When it is null, and with which reason."""
+    source: str = ""
+    """Where the definition comes from."""
 
     @property
     def anchor(self) -> str:
@@ -35,10 +48,16 @@ class Definition:
 
 
 def definition(table: str, name: str) -> Definition:
-    """The column's definition, from the registry of tables; empty where the registry says nothing."""
+    """The column's definition: the registry's, else the schema's; empty where neither says anything."""
+    key = f"{_SAME_AS.get(table, table)}.{name}"
+    if key in _registry():
+        return Definition(table=table, name=name, **_registry()[key])
+    if key in _OWN:
+        formula, unit = _OWN[key]
+        return Definition(table=table, name=name, formula=formula, unit=unit)
     columns = TABLES[table].columns if table in TABLES else ()
     formula = next((column.doc for column in columns if column.name == name), "")
-    return Definition(table=table, name=name, formula=formula, unit=_UNITS.get(name, "1"))
+    return Definition(table=table, name=name, formula=formula, unit="1")
 
 
 def glossary(metrics: Iterable[tuple[str, str]]) -> list[Definition]:
@@ -48,3 +67,10 @@ def glossary(metrics: Iterable[tuple[str, str]]) -> list[Definition]:
         definition(*m)
         for m in sorted(set(metrics), key=lambda m: (order.index(m[0]) if m[0] in order else 99, m))
     ]
+
+
+@cache
+def _registry() -> Mapping[str, dict[str, str]]:
+    text = files("loopscope.report").joinpath("assets", "metrics.json").read_text(encoding="utf-8")
+    known: Mapping[str, dict[str, str]] = json.loads(text)
+    return known

@@ -14,11 +14,19 @@ import altair as alt
 Spec = dict[str, Any]
 _DATA = alt.NamedData("data")
 _HEIGHT = 220
+# One for each of the theme's eight colours: parts are told apart without colour too.
+_DASHES = [[1, 0], [6, 3], [2, 2], [9, 3, 2, 3], [12, 4], [4, 2, 1, 2], [1, 3], [8, 2, 2, 2, 2, 2]]
+
+# Whole numbers as long as they are short, then 10k, 2.5M.
+_SHORT = "abs(datum.value) < 1e4 ? format(datum.value, '{below}') : format(datum.value, '.3~s')"
+
+Mark = tuple[int, str]
+"""A step that is marked, and what happened there."""
 
 
 def x_step(title: str = "step", field: str = "step") -> alt.X:
     """The training axis: optimizer steps or tokens."""
-    axis = alt.Axis(format="~s", tickCount=6, labelOverlap=True)
+    axis = alt.Axis(labelExpr=_SHORT.format(below=",.0f"), tickCount=6, labelOverlap=True)
     return alt.X(f"{field}:Q", title=title, axis=axis, scale=alt.Scale(nice=False, zero=False))
 
 
@@ -29,8 +37,9 @@ def lines(
     kind: str = "nominal",
     x: alt.X | None = None,
     log: bool = False,
+    symlog: float | None = None,
     zero: bool = False,
-    marks: Sequence[int] = (),
+    marks: Sequence[Mark] = (),
     bound: float | None = None,
     color_title: str | None = None,
     band: bool = True,
@@ -39,10 +48,20 @@ def lines(
 ) -> Spec:
     """Lines of mean values over steps, each in the band of its bucket's smallest and largest value.
 
-    The data has the columns of `x`, `value`, `low`, `high` and the one named by `color`.
+    The data has the columns of `x`, `value`, `low`, `high` and the one named by `color`. `symlog`: the axis is
+    logarithmic from this value on and linear below it, for what may be 0.
     """
     scale = alt.Scale(type="log") if log else alt.Scale(zero=zero)
-    axis = alt.Axis(format=".4~g", tickCount=5, labelOverlap=True, grid=not log)
+    # A logarithmic axis chooses its labels by its format.
+    said = {"format": ".4~g"} if log else {"labelExpr": _SHORT.format(below=".4~g")}
+    axis = alt.Axis(**said, tickCount=5, labelOverlap=True, grid=not log)
+    if symlog is not None:
+        scale = alt.Scale(type="symlog", constant=symlog)
+        axis = alt.Axis(
+            labelExpr="datum.value ? format(datum.value, '.0e') : '0'",
+            values=[0, *(10.0**e for e in range(-8, 5, 2))],
+            labelOverlap=True,
+        )
     x = x or x_step()
     sort = None if kind == "nominal" else alt.Undefined
     base = alt.Chart(_DATA).encode(x=x)
@@ -56,8 +75,10 @@ def lines(
         tooltip=tooltip,
     )
     if kind == "nominal":
-        # Parts are told apart without colour too.
-        line = line.encode(strokeDash=alt.StrokeDash(f"{color}:N", title=color_title, sort=sort))
+        dashes = alt.Scale(range=_DASHES)
+        line = line.encode(
+            strokeDash=alt.StrokeDash(f"{color}:N", title=color_title, sort=sort, scale=dashes)
+        )
     # A line cannot be pointed at between its points; an invisible point can.
     hover = base.mark_point(size=80, filled=True, opacity=0).encode(y=alt.Y("value:Q"), tooltip=tooltip)
     layers: list[Any] = [line, hover]
@@ -77,47 +98,63 @@ def lines(
 def heatmap(
     *, y_order: Sequence[str], value: str, title: str, last: int, domain: Sequence[float] | None = None
 ) -> Spec:
-    """A step × depth map of `value`; a cell holds from its trace to the next one. Missing cells stay empty."""
+    """A step × depth map of `value`; a cell holds from its trace to the next one. One without a value is grey, and
+    says in its tooltip what the column `missing` says.
+    """
     # A range that means something, where there is one: noise must not be stretched over all colours.
     scale = alt.Scale() if domain is None else alt.Scale(domain=list(domain))
-    tooltip = [
+    place = [
         alt.Tooltip("visit:N"), alt.Tooltip("step:Q", title="from step"), alt.Tooltip("step_to:Q", title="to step"),
+    ]  # fmt: skip
+    tooltip = [
+        *place,
         alt.Tooltip(f"{value}:Q", format=".5g", title=value),
         alt.Tooltip(f"{value}_min:Q", format=".5g", title="smallest"),
         alt.Tooltip(f"{value}_max:Q", format=".5g", title="largest"),
-    ]  # fmt: skip
+    ]
     limits = alt.Scale(nice=False, zero=False, domainMax=last)
-    chart = (
-        alt.Chart(_DATA)
-        .mark_rect(clip=True)
-        .encode(
-            x=x_step().scale(limits),
-            x2="until:Q",
-            y=alt.Y(
-                "visit:N", sort=list(y_order), title=None, axis=alt.Axis(labelOverlap=True, labelLimit=110)
-            ),
-            color=alt.Color(f"{value}:Q", title=title, scale=scale, legend=gradient()),
-            tooltip=tooltip,
-        )
+    axis = alt.Axis(labelOverlap=True, labelLimit=120)
+    cells = alt.Chart(_DATA).encode(
+        x=x_step().scale(limits), x2="until:Q", y=alt.Y("visit:N", sort=list(y_order), title=None, axis=axis)
     )
-    return _finished(chart, min(560, max(96, 17 * len(y_order))))
+    known = cells.transform_filter(f"isValid(datum[{value!r}])").mark_rect(clip=True)
+    known = known.encode(
+        color=alt.Color(f"{value}:Q", title=title, scale=scale, legend=gradient()), tooltip=tooltip
+    )
+    missing = cells.transform_filter(f"!isValid(datum[{value!r}])").mark_rect(clip=True, style="missing")
+    missing = missing.encode(tooltip=[*place, alt.Tooltip("missing:N", title="missing")])
+    return _finished(alt.layer(known, missing), min(560, max(96, 17 * len(y_order))))
 
 
 def matrix(*, x: str, y: str, value: str, title: str, middle: float | None = None, **more: Any) -> Spec:
-    """Cells over two ordered coordinates; with `middle` the colours diverge around it."""
+    """Cells over two ordered coordinates; with `middle` the colours diverge around it.
+
+    Args:
+        x: column of the horizontal coordinate.
+        y: column of the vertical one.
+        value: column that is drawn.
+        title: of the legend.
+        middle: the value without a colour.
+        more: `domain`; `x_title`, `y_title`; `ordered`: coordinates are names in the data's order, not numbers;
+            `extra`, `names`: numbers and texts of the tooltip; `labels`: print the value in its cell; `cross`: column
+            that is 1 where a cross is drawn; `height` in pixels.
+    """
     scale = alt.Scale()
     if middle is not None:
         # Blended as red, green and blue: by hue the way from blue to orange would lead through other colours.
         scale = alt.Scale(range="diverging", domainMid=middle, interpolate="rgb")
     if "domain" in more:
         scale.domain = more["domain"]
-    numbers = (value, *more.get("extra", ()))
     tooltip = [
         *(alt.Tooltip(name, type="ordinal") for name in (x, y)),
-        *(alt.Tooltip(f"{name}:Q", format=".4g") for name in numbers),
+        *(alt.Tooltip(f"{name}:Q", format=".4g") for name in (value, *more.get("extra", ()))),
+        *(alt.Tooltip(name, type="nominal") for name in more.get("names", ())),
     ]
-    ordinal: dict[str, Any] = {"type": "ordinal", "axis": alt.Axis(labelOverlap=True, labelAngle=0)}
-    if more.get("names"):
+    ordinal: dict[str, Any] = {
+        "type": "ordinal",
+        "axis": alt.Axis(labelOverlap=True, labelAngle=0, labelLimit=120),
+    }
+    if more.get("ordered"):
         # Names come in the order of depth; numbers are sorted by Vega itself.
         ordinal["sort"] = None
     base = alt.Chart(_DATA).encode(
@@ -132,13 +169,7 @@ def matrix(*, x: str, y: str, value: str, title: str, middle: float | None = Non
     if more.get("cross"):
         layers.append(
             base.transform_filter(alt.datum[more["cross"]] == 1).mark_point(
-                shape="cross",
-                angle=45,
-                size=70,
-                filled=True,
-                color="#d00000",
-                stroke="white",
-                strokeWidth=0.6,
+                shape="cross", angle=45, size=70, filled=True, style="cross"
             )
         )
     if more.get("labels"):
@@ -153,7 +184,14 @@ def matrix(*, x: str, y: str, value: str, title: str, middle: float | None = Non
 
 def gradient() -> alt.Legend:
     """A colour bar above the chart, which leaves its width to the chart."""
-    return alt.Legend(orient="top", gradientLength=180, gradientThickness=10, titleLimit=260, tickCount=4)
+    return alt.Legend(
+        orient="top",
+        gradientLength=200,
+        gradientThickness=10,
+        titleLimit=260,
+        tickCount=4,
+        labelOverlap="greedy",
+    )
 
 
 def x_tip(x: alt.X) -> alt.Tooltip:
@@ -161,15 +199,17 @@ def x_tip(x: alt.X) -> alt.Tooltip:
     return alt.Tooltip(str(x.shorthand), format=",.0f")
 
 
-def _rules(marks: Sequence[int], bound: float | None, scale: alt.Scale) -> list[Any]:
+def _rules(marks: Sequence[Mark], bound: float | None, scale: alt.Scale) -> list[Any]:
     layers = []
     if marks:
-        values = alt.InlineData(values=[{"step": step, "what": f"resumed at step {step}"} for step in marks])
-        rule = alt.Chart(values).mark_rule(strokeDash=[4, 3], strokeWidth=1.4, color="#c2410c")
+        values = alt.InlineData(
+            values=[{"step": step, "what": f"step {step}: {what}"} for step, what in marks]
+        )
+        rule = alt.Chart(values).mark_rule(strokeDash=[4, 3], style="mark")
         layers.append(rule.encode(x="step:Q", tooltip="what:N"))
     if bound is not None:
         values = alt.InlineData(values=[{"bound": bound}])
-        rule = alt.Chart(values).mark_rule(strokeDash=[2, 3], strokeWidth=1.4, color="#b91c1c")
+        rule = alt.Chart(values).mark_rule(strokeDash=[2, 3], style="bound")
         layers.append(
             rule.encode(y=alt.Y("bound:Q", scale=scale), tooltip=alt.Tooltip("bound:Q", format=".3g"))
         )

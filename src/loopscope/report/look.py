@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
+from loopscope.alerts import AlertSettings
 from loopscope.analysis import Run
 from loopscope.analysis.records import records, value
 from loopscope.analysis.scope import Scope, scope_of
 from loopscope.report.chart import short
+
+T = TypeVar("T")
 
 LINE_BUCKETS = 400
 """Points of a line at most; each is the mean over a bucket, inside its smallest and largest value."""
@@ -49,16 +52,20 @@ class Buckets:
         """Said under the chart; empty where nothing was thinned."""
         if self.per_bucket == 1:
             return ""
-        return f"Thinned: {self.steps} steps in buckets of {self.per_bucket}, with mean, smallest and largest of each."
+        kept = "with mean, smallest and largest of each"
+        return f"Thinned: {self.steps:,} steps in buckets of {self.per_bucket:,}, {kept}."
 
 
 class Look:
     """Queries that several sections ask, each answered once."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, settings: AlertSettings | None = None) -> None:
         self.run = run
+        self.settings = settings or AlertSettings()
+        """Bounds of the alert rules, which pictures show too."""
         self._scopes: dict[str, Scope] = {}
         self._counts: dict[str, int] = {}
+        self._once: dict[str, Any] = {}
 
     def has(self, table: str) -> bool:
         """True where the table has live rows."""
@@ -73,6 +80,12 @@ class Look:
     def rows(self, query: str) -> list[dict[str, Any]]:
         """Rows of a query, floats shortened."""
         return [{name: short(cell) for name, cell in row.items()} for row in records(self.run, query)]
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """What `make` gives, made once per look."""
+        if name not in self._once:
+            self._once[name] = make()
+        return self._once[name]  # type: ignore[no-any-return]
 
     def buckets(self, table: str, limit: int) -> Buckets:
         """How `table` is thinned to at most `limit` points."""
@@ -117,23 +130,29 @@ class Look:
         tables = [t for t in self.run.tables if t not in ("attempt", "health")]
         return max((value(self.run, f"select max(step) from {t}") or 0 for t in tables), default=0)
 
-    def missing(self, table: str, columns: Sequence[str]) -> tuple[str, ...]:
-        """One sentence per drawn column that is null somewhere: how often, and why."""
+    def missing(self, table: str, columns: Sequence[str], only: str = "true") -> tuple[str, ...]:
+        """One sentence per drawn column that is null somewhere: how often, and why.
+
+        Args:
+            table: the table.
+            columns: its drawn columns.
+            only: which of the scope's rows are drawn at all, as a condition.
+        """
         if not self.has(table):
             return ()
-        where = self.scope(table).where
+        where = f"{self.scope(table).where} and {only}"
         nulls = ", ".join(f"count(*) - count({name}) as {name}" for name in columns)
         counts = self.rows(f"select count(*) as n, {nulls} from {table} where {where}")[0]
         notes = []
         for name in columns:
             if counts[name]:
-                why = ", ".join(self.reasons(table, name))
-                notes.append(f"{name} is missing in {counts[name]} of {counts['n']} rows: {why}.")
+                why = ", ".join(self.reasons(table, name, only))
+                notes.append(f"{name} is missing in {counts[name]:,} of {counts['n']:,} rows: {why}.")
         return tuple(notes)
 
-    def reasons(self, table: str, name: str) -> list[str]:
+    def reasons(self, table: str, name: str, only: str = "true") -> list[str]:
         """Why a column is null, the most frequent reason first."""
-        where = self.scope(table).where
+        where = f"{self.scope(table).where} and {only}"
         rows = self.rows(
             f"select null_reasons, count(*) as n from {table} where {where} and {name} is null "
             "group by null_reasons order by n desc limit 50"
@@ -147,7 +166,12 @@ class Look:
 
 
 def visit_label(row: dict[str, Any]) -> str:
-    """ "head 0", "step 2 · layer 1" or "tail 0" of a row with b, r, l."""
+    """ "head 0", "loop 2 · layer 1" or "tail 0" of a row with b, r, l."""
     if row["b"] == 1:
-        return f"step {row['r']} · layer {row['l']}"
+        return f"loop {row['r']} · layer {row['l']}"
     return f"{'head' if row['b'] == 0 else 'tail'} {row['l']}"
+
+
+def quoted(text: object) -> str:
+    """A text as SQL writes it."""
+    return "'" + str(text).replace("'", "''") + "'"

@@ -16,9 +16,10 @@ import vl_convert
 from markupsafe import Markup
 
 from loopscope import __version__
-from loopscope.alerts import AlertSettings
+from loopscope.alerts import Bounds
 from loopscope.analysis import Run
 from loopscope.errors import ConfigError, StoreError
+from loopscope.report.checks import SIGNS
 from loopscope.report.compare import comparison
 from loopscope.report.definitions import definition, glossary
 from loopscope.report.part import Part, part_of, plain_charts
@@ -27,15 +28,13 @@ MOST_RUNS = 8
 """Runs in one page."""
 
 
-def write_report(
-    runs: Sequence[Run], path: str | Path, *, settings: AlertSettings | None = None
-) -> list[Part]:
+def write_report(runs: Sequence[Run], path: str | Path, *, settings: Bounds = None) -> list[Part]:
     """Write one self-contained HTML file about 1 to 8 runs.
 
     Args:
         runs: opened runs; with more than one, the page begins with their comparison.
         path: the file; its folder must exist. It is replaced as a whole or not at all.
-        settings: bounds of the alert rules.
+        settings: bounds of the alert rules, instead of the runs' own.
 
     Returns:
         What the page says of each run.
@@ -96,6 +95,7 @@ def render(
         script=Markup(asset("report.js")),
         glossary=glossary(metrics),
         define=definition,
+        signs=SIGNS.values(),
         version=__version__,
         written=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         live=live,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from loopscope.alerts import RULES, AlertSettings, Rule
+from loopscope.alerts import RULES, Bounds, Rule
 from loopscope.analysis import Run
 from loopscope.analysis.health_findings import Finding, Findings, findings
 from loopscope.report.chart import Section
 from loopscope.report.charts import SECTIONS
+from loopscope.report.checks import Check, checks, tally
 from loopscope.report.facts import facts
 from loopscope.report.look import Look
 
@@ -41,6 +42,16 @@ class Part:
     facts: list[tuple[str, str]]
     findings: Findings
     sections: list[Section]
+    checks: list[Check]
+    """What was checked, healthy or not."""
+
+    window: int = 0
+    """Traces behind a value of the checks."""
+
+    @property
+    def tally(self) -> str:
+        """All checks in one sentence; empty where there are none."""
+        return tally(self.checks) if self.checks else ""
 
     @property
     def state(self) -> str:
@@ -54,9 +65,13 @@ class Part:
 
     def anchor(self, finding: Finding) -> str:
         """Where a finding's picture is."""
-        shown = {chart.id for section in self.sections for chart in section.charts}
-        shown |= {table.id for section in self.sections for table in section.tables}
-        target = finding.chart if finding.chart in shown else _SECTION_OF.get(finding.chart, "s-health")
+        return self.place(finding.chart)
+
+    def place(self, chart: str) -> str:
+        """Where a chart or table is; its section where this run has none."""
+        shown = {each.id for section in self.sections for each in section.charts}
+        shown |= {each.id for section in self.sections for each in section.tables}
+        target = chart if chart in shown else _SECTION_OF.get(chart, "s-health")
         return f"{self.key}-{target}"
 
     def rule(self, finding: Finding) -> Rule:
@@ -64,15 +79,18 @@ class Part:
         return RULES[finding.rule]
 
 
-def part_of(run: Run, key: str, settings: AlertSettings | None = None) -> Part:
-    """Read a run once, and put its part together."""
-    look = Look(run)
+def part_of(run: Run, key: str, bounds: Bounds = None) -> Part:
+    """Read a run once, and put its part together; judged by its own bounds where no others are given."""
+    found = findings(run, bounds)
+    look = Look(run, found.settings)
     return Part(
         key=key,
         name=run.manifest.run_name or run.path.name,
         facts=facts(look),
-        findings=findings(run, settings),
+        findings=found,
         sections=[module.section(look) for module in SECTIONS],
+        checks=checks(look, found) if found.judged else [],
+        window=found.settings.sustain,
     )
 
 

@@ -7,18 +7,18 @@ const loopscope = (() => {
   const views = new Map();
 
   const viridis = ["#440154", "#482878", "#3e4989", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725"];
+  // Around a grey middle, and brighter from end to end: too little and too much differ without colour too.
+  const diverging = ["#0b2f6b", "#4a6fa5", "#9a9da3", "#e0a64f", "#ffd773"];
   const themes = {
     light: {
       text: "#30363d", soft: "#5a626b", grid: "#e7eaed",
-      category: ["#0b5fa5", "#d06a00", "#0a7f5a", "#a3478f", "#6b6b00", "#8a2b2b", "#3b8fd6", "#555d66"],
-      ordinal: { scheme: "viridis", extent: [0, 0.88] }, heatmap: viridis,
-      diverging: ["#08457e", "#5a9bd0", "#f4f4f2", "#f0a35a", "#8c3f00"],
+      category: ["#0164a5", "#c9681f", "#7e2403", "#3c9baa", "#936df8", "#562d5b", "#a64450", "#2024a7"],
+      ordinal: { scheme: "viridis", extent: [0, 0.7] }, heatmap: viridis, diverging, alarm: "#c2210c",
     },
     dark: {
       text: "#d5dade", soft: "#a3adb7", grid: "#30363d",
-      category: ["#6cb6ff", "#ffab4d", "#4fd1a1", "#e59ad6", "#d9d06a", "#ff8f87", "#9fd0ff", "#b8c0c8"],
-      ordinal: { scheme: "viridis", extent: [0.3, 1] }, heatmap: viridis,
-      diverging: ["#9fd0ff", "#3f7fb5", "#2a2f35", "#b96f22", "#ffc27a"],
+      category: ["#62b1f8", "#f5ad5a", "#b45244", "#b5e5e9", "#5978fd", "#9858a1", "#a1a1a1", "#cd8731"],
+      ordinal: { scheme: "viridis", extent: [0.4, 1] }, heatmap: viridis, diverging, alarm: "#ff8a7a",
     },
   };
 
@@ -31,9 +31,15 @@ const loopscope = (() => {
       view: { stroke: null },
       axis: { labelColor: t.text, titleColor: t.soft, gridColor: t.grid, domainColor: t.grid, tickColor: t.grid, labelFontSize: 12, titleFontSize: 12, titleFontWeight: "normal" },
       axisX: { grid: false },
-      legend: { labelColor: t.text, titleColor: t.soft, labelFontSize: 12, titleFontSize: 12, titleFontWeight: "normal", orient: "top", direction: "horizontal", columns: 0, symbolType: "stroke", symbolStrokeWidth: 3 },
+      legend: { labelColor: t.text, titleColor: t.soft, labelFontSize: 12, titleFontSize: 12, titleFontWeight: "normal", orient: "top", direction: "horizontal", columns: 0, symbolType: "stroke", symbolStrokeWidth: 2.5, symbolSize: 500 },
       range: { category: t.category, ordinal: t.ordinal, heatmap: t.heatmap, ramp: t.heatmap, diverging: t.diverging },
-      line: { strokeCap: "round" },
+      line: { strokeCap: "butt" },
+      style: {
+        mark: { color: t.alarm, strokeWidth: 1.4 },
+        bound: { color: t.alarm, strokeWidth: 1.6 },
+        missing: { color: t.soft, opacity: 0.25 },
+        cross: { color: "#e00000", stroke: "white", strokeWidth: 0.8 },
+      },
     };
   }
 

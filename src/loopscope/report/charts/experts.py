@@ -37,14 +37,21 @@ def section(look: Look) -> Section:
         # Head layers together and tail layers together: their experts may be of another number than the loop's.
         layers.setdefault((row["b"], row["l"] if row["b"] == 1 else 0), []).append(row)
     shown = dict(list(layers.items())[:_MOST_LAYERS])
-    charts = [_chart(block, layer, cells, scope.words) for (block, layer), cells in shown.items()]
-    text = "Load in units of the fair share: 1 is balanced, 2 twice its share. A red cross: no token at all."
+    # One range for all layers, so that a shade means the same in each.
+    most = max((row["share"] for row in rows if row["share"] is not None), default=1)
+    charts = [
+        _chart(block, layer, cells, scope.words, max(2, most)) for (block, layer), cells in shown.items()
+    ]
+    text = (
+        "Load in units of the fair share: 1 is balanced, 2 twice its share; dark is less, bright is more. A red cross: "
+        "no token at all."
+    )
     if len(layers) > len(shown):
         text += f" The first {len(shown)} of {len(layers)} layers are shown."
     return Section(id="experts", nav="Experts", title="Load of the experts", charts=charts, text=text)
 
 
-def _chart(block: int, layer: int, cells: list[dict[str, Any]], scope: str) -> Chart:
+def _chart(block: int, layer: int, cells: list[dict[str, Any]], scope: str, most: float) -> Chart:
     name = {0: "head", 1: f"loop layer {layer}", 2: "tail"}[block]
     row_title = "loop step" if block == 1 else "layer"
     first, last = min(c["first"] for c in cells), max(c["last"] for c in cells)
@@ -56,7 +63,6 @@ def _chart(block: int, layer: int, cells: list[dict[str, Any]], scope: str) -> C
         for c in cells
     ]  # fmt: skip
     height = max(70, min(320, 30 * len({d["row"] for d in data})))
-    most = max((d["share"] for d in data if d["share"] is not None), default=1)
     dead = {d["expert"] for d in data} - {d["expert"] for d in data if not d["dead"]}
     said = f" Without a token in every row: {_listed(dead)}." if dead else ""
     return Chart(
@@ -64,7 +70,7 @@ def _chart(block: int, layer: int, cells: list[dict[str, Any]], scope: str) -> C
         title=f"Load of the experts, {name}",
         text=f"Summed over the traces of steps {first} to {last}; {row_title} by expert.{said}",
         spec=matrix(
-            x="expert", y="row", value="share", title="load / fair share", middle=1, domain=[0, max(2, most)],
+            x="expert", y="row", value="share", title="load / fair share", middle=1, domain=[0, most],
             cross="dead", x_title="expert", y_title=row_title, extra=("tokens",), height=height,
         ),
         data=Data.of(data),

@@ -12,8 +12,8 @@ _METRICS = (("health", "event"), ("health", "value"))
 
 def section(look: Look) -> Section:
     """Coverage, loopscope's own time, every event that is not information, everything wrong with the files."""
-    charts = [*_coverage(look), *_cost(look)] if look.has("health") else []
-    tables = [_events(look), _problems(look), _missing(look)]
+    charts = [*_coverage(look), *_cost(look), *_lost(look)] if look.has("health") else []
+    tables = [_counts(look), _events(look), _problems(look), _missing(look)]
     text = "" if charts else "The run has no row of the table health."
     return Section(
         id="health", nav="Health", title="Health of the measurement", charts=charts, tables=tables, text=text
@@ -28,7 +28,7 @@ def _coverage(look: Look) -> list[Chart]:
         Chart(
             id="coverage",
             title="Coverage",
-            text="Share of the promised visits that a trace saw. Less than 1: a hook is silent, or the model changed.",
+            text="Share of the promised visits that a trace saw. Below 1 a hook is silent, or the model changed.",
             spec=lines(y="seen / expected", color="series", zero=True),
             data=Data.of(long_rows(rows, {"value": "coverage"})),
             metrics=_METRICS,
@@ -63,6 +63,59 @@ def _cost(look: Look) -> list[Chart]:
             notes=_note(look, "timing"),
         )
     ]
+
+
+def _lost(look: Look) -> list[Chart]:
+    """What should not be: events by step, where there is any."""
+    rows = look.rows(
+        "select step, event, sum(coalesce(count, 1)) as value from health "
+        "where severity <> 'info' and event <> 'alert' group by step, event order by step limit 2000"
+    )
+    if not rows:
+        return []
+    data = [
+        {"step": r["step"], "series": r["event"], "value": r["value"], "low": None, "high": None}
+        for r in rows
+    ]
+    return [
+        Chart(
+            id="lost",
+            title="What was lost, missing or not finite",
+            text="How many, by step and kind of event. A healthy run has no such event.",
+            spec=lines(y="how many", color="event", zero=True, points=True, band=False, symlog=1.0),
+            data=Data.of([{**row, "event": row.pop("series")} for row in data]),
+            metrics=(("health", "event"), ("health", "count")),
+            scope=look.scope("health").words,
+            notes=("The first 2,000 are drawn.",) if len(rows) == 2000 else (),
+        )
+    ]
+
+
+def _counts(look: Look) -> Table:
+    """What must be 0, said also where it is."""
+    rows = []
+    for table in ("router", "residual"):
+        if look.has(table):
+            found = look.rows(
+                f"select coalesce(sum(nonfinite_count), 0) as bad, count(*) as n from {table} "
+                f"where {look.scope(table).where}"
+            )[0]
+            rows.append((f"non-finite entries, table {table}", f"{found['bad']:,}", f"{found['n']:,} rows"))
+    if look.has("loss"):
+        where = look.scope("loss").where
+        found = look.rows(f"select count(nonfinite_fields) as bad, count(*) as n from loss where {where}")[0]
+        rows.append(("steps with a non-finite loss", f"{found['bad']:,}", f"{found['n']:,} steps"))
+    if look.has("health"):
+        found = look.rows(
+            "select coalesce(sum(count) filter (event = 'dropped_rows'), 0) as dropped, "
+            "count(*) filter (event = 'error') as errors, count(*) as n from health"
+        )[0]
+        rows.append(("rows dropped", f"{found['dropped']:,}", f"{found['n']:,} health rows"))
+        rows.append(("errors of loopscope itself", f"{found['errors']:,}", f"{found['n']:,} health rows"))
+    note = "" if rows else "There are no rows to count in."
+    return Table(
+        id="counts", title="What should be 0", columns=("what", "how many", "in"), rows=rows, note=note
+    )
 
 
 def _size(look: Look, event: str) -> int:
@@ -125,6 +178,7 @@ def _missing(look: Look) -> Table:
         columns=("table", "column", "reason"),
         rows=rows,
         note=note,
+        folded=True,
     )
 
 

@@ -10,8 +10,9 @@ from loopscope.report.kit import lines
 from loopscope.report.look import SERIES_BUCKETS, Look
 
 _MOST_SERIES = 12
+_ONLY = {"residual": "block = 'loop'", "transition": "kind = 'step_boundary'"}
 _CHARTS = (
-    ("residual", "norm", "norm_mean", "Size of the hidden state", "Mean norm of the stack's output.", "norm", False),
+    ("residual", "norm", "norm_mean", "Size of the hidden state", "Mean norm of the stack's output.", "norm", True),
     (
         "transition", "relative_delta", "relative_delta", "Movement from loop step to loop step",
         "‖h_r − h_(r−1)‖/‖h_(r−1)‖. Towards 0 the loop converges.", "relative delta", True,
@@ -35,6 +36,7 @@ _CHARTS = (
 def section(look: Look) -> Section:
     """One chart per quantity, over training, a line per loop step, at the stack's last layer."""
     charts = []
+    bounds = {"growth": look.settings.growth, "token_correlation": look.settings.token_correlation}
     for table, name, column, title, text, unit, zero in _CHARTS:
         if not look.has(table):
             continue
@@ -46,12 +48,20 @@ def section(look: Look) -> Section:
             Chart(
                 id=name,
                 title=title,
-                text=f"{text} At the stack's last layer ({layer}).",
-                spec=lines(y=unit, color="loop step", kind="ordinal", zero=zero, color_title="loop step"),
+                text=f"{text} At the stack's last layer ({layer})."
+                + (f" Dotted line: {bounds[name]:g}, the rule's bound." if name in bounds else ""),
+                spec=lines(
+                    y=unit,
+                    color="loop step",
+                    kind="ordinal",
+                    zero=zero,
+                    color_title="loop step",
+                    bound=bounds.get(name),
+                ),
                 data=Data.of(rows),
                 metrics=((table, column),),
                 scope=look.scope(table).words,
-                notes=(*note, *look.missing(table, (column,))) if table == "residual" else note,
+                notes=(*note, *look.missing(table, (column,), _ONLY[table])),
             )
         )
     text = "" if charts else "No visit of a loop was traced."
@@ -60,9 +70,8 @@ def section(look: Look) -> Section:
 
 def _rows(look: Look, table: str, column: str) -> tuple[list[dict[str, Any]], int, tuple[str, ...]] | None:
     where = look.scope(table).where
-    step, layer, only = "loop_step", "layer_idx", "block = 'loop'"
-    if table == "transition":
-        step, layer, only = "to_loop_step", "to_layer_idx", "kind = 'step_boundary'"
+    only = _ONLY[table]
+    step, layer = ("to_loop_step", "to_layer_idx") if table == "transition" else ("loop_step", "layer_idx")
     last = value(look.run, f"select max({layer}) from {table} where {where} and {only}")
     if last is None:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from loopscope.report.chart import Chart, Data, Section
-from loopscope.report.kit import lines
+from loopscope.report.kit import Mark, lines
 from loopscope.report.look import LINE_BUCKETS, Look
 
 _PARTS = ("task_loss", "lb_loss_factor * lb_loss as lb", "z_loss_factor * z_loss as z", "other_loss as other")
@@ -60,8 +60,9 @@ def section(look: Look) -> Section:
         Chart(
             id="closure",
             title="Closure: is the total the sum of its parts?",
-            text="|total − (task + f_lb·lb + f_z·z + other)|. Above the dashed line a part is counted wrongly.",
-            spec=lines(y="|closure error|, nats", color="series", kind="nominal", zero=True, marks=marks),
+            text="|total − (task + f_lb·lb + f_z·z + other)|, on an axis that is logarithmic from 1e-8 on. Above the "
+            "dashed line a part is counted wrongly; far below it is the noise of float32.",
+            spec=lines(y="|closure error|, nats", color="series", symlog=1e-8, marks=marks),
             data=_long(rows, {"closure": "closure error", "bound": "bound"}),
             metrics=(("loss", "closure_error"),),
             notes=(*thinned, *look.missing("loss", ("closure_error",))),
@@ -95,13 +96,14 @@ def _factors(rows: list[dict[str, Any]]) -> str:
     return " ".join(said)
 
 
-def _attempts(look: Look) -> tuple[list[int], str]:
+def _attempts(look: Look) -> tuple[list[Mark], str]:
     """Steps at which an attempt took over, and what that replaced."""
-    marks, said = [], []
+    marks: list[Mark] = []
+    said = []
     for attempt in look.run.attempts[1:]:
-        marks.append(attempt.first_step)
         parent = next((a for a in look.run.attempts if a.attempt == attempt.parent_attempt), None)
         origin = "afresh" if parent is None else f"from attempt {parent.attempt}"
+        marks.append((attempt.first_step, f"attempt {attempt.attempt} began {origin}"))
         said.append(f"attempt {attempt.attempt} began at step {attempt.first_step} {origin}")
     if not said:
         return [], ""
@@ -110,5 +112,5 @@ def _attempts(look: Look) -> tuple[list[int], str]:
         - look.rows("select count(*) as n from loss")[0]["n"]
     )
     shown = "; ".join(said[:6]) + ("; ..." if len(said) > 6 else "")
-    rolled = f" {gone} rows that a rollback replaced are not drawn." if gone else ""
+    rolled = f" {gone:,} rows that a rollback replaced are not drawn." if gone else ""
     return marks[:50], f" Dashed lines: {shown}.{rolled}"

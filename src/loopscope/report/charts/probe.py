@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from loopscope.report.chart import Chart, Data, Section
+from loopscope.report.charts.maps import Map, maps
 from loopscope.report.kit import lines
-from loopscope.report.look import SERIES_BUCKETS, Look
+from loopscope.report.look import SERIES_BUCKETS, Look, quoted
 
 _KINDS = {
     "all": ("Loss on the whole corpus", "Mean over all target tokens."),
@@ -20,9 +23,23 @@ _KINDS = {
     ),
 }
 
+_MAPS = (
+    Map(
+        id="probe_load_entropy", column="load_entropy_ratio", title="Evenness of the load, on the corpus", least=0.8,
+        text="1: every expert gets its share. The text is the same at every probe, so that what changes is the model.",
+        most=1.0, cell="smallest",
+    ),
+    Map(
+        id="probe_margin", column="margin_p50", title="Margin of the choice (median), on the corpus", least=0.0,
+        text="Distance from the best to the last chosen expert's score. Near 0 the choice is arbitrary.",
+    ),
+)  # fmt: skip
+# Names whose order is not the alphabet's.
+_STRATA = ("all", "low", "mid", "high")
+
 
 def section(look: Look) -> Section:
-    """One chart per kind of stratum."""
+    """One chart per kind of stratum, and maps of the routers over the same text."""
     if not look.has("probe_loss"):
         return Section(
             id="probe",
@@ -36,17 +53,16 @@ def section(look: Look) -> Section:
     charts = []
     for row in look.rows(f"select distinct stratum_kind as kind from probe_loss where {scope.where}"):
         kind = row["kind"]
-        title, text = _KINDS.get(kind, (f"Loss by {kind}", ""))
-        source = (
-            f"(select * from probe_loss where {scope.where} and stratum_kind = '{kind.replace(chr(39), '')}')"
-        )
+        title, text = _KINDS.get(kind, (f"Loss by {kind}", "Strata are fixed in the corpus' manifest."))
+        source = f"(select * from probe_loss where {scope.where} and stratum_kind = {quoted(kind)})"
         by = ("stratum", "corpus_hash")
         data = [
             {
                 "step": r["step"], "value": r["loss_mean"], "low": r["loss_mean_min"], "high": r["loss_mean_max"],
                 "stratum": r["stratum"] if len(corpora) == 1 else f"{r['stratum']} ({r['corpus_hash'][:6]})",
             }
-            for r in look.thinned(source, ["loss_mean"], buckets.per_bucket, by=by)
+            for r in sorted(look.thinned(source, ["loss_mean"], buckets.per_bucket, by=by), key=_order)
+            if r["loss_mean"] is not None
         ]  # fmt: skip
         charts.append(
             Chart(
@@ -59,14 +75,21 @@ def section(look: Look) -> Section:
                 scope=scope.words,
                 notes=(
                     *((buckets.note,) if buckets.note else ()),
-                    *look.missing("probe_loss", ("loss_mean",)),
+                    *look.missing("probe_loss", ("loss_mean",), f"stratum_kind = {quoted(kind)}"),
                 ),
             )
         )
     order = list(_KINDS)
     charts.sort(key=lambda c: order.index(c.id[6:]) if c.id[6:] in order else len(order))
+    if look.has("probe_router"):
+        charts += maps(look, "probe_router", _MAPS)
     named = ", ".join(f"{c['corpus_name'] or 'unnamed'} ({(c['corpus_hash'] or '?')[:12]})" for c in corpora)
     text = f"Corpus: {named}. Step 0 is the initialisation; the values of step s belong to the parameters after it."
     if len(corpora) > 1:
         text += " Losses on different corpora are not comparable."
     return Section(id="probe", nav="Probe", title="The fixed probe", charts=charts, text=text)
+
+
+def _order(row: dict[str, Any]) -> tuple[int, str, int]:
+    name = str(row["stratum"])
+    return (_STRATA.index(name) if name in _STRATA else len(_STRATA), name, row["step"])

@@ -6,7 +6,7 @@ from typing import Any
 
 from loopscope.report.chart import Chart, Data, Section
 from loopscope.report.charts.loss import long_rows
-from loopscope.report.kit import lines, x_step
+from loopscope.report.kit import Mark, lines, x_step
 from loopscope.report.look import LINE_BUCKETS, Look
 
 _SPIKE = 3.0
@@ -63,7 +63,7 @@ def _positive(rows: list[dict[str, Any]], column: str) -> bool:
     return all(row[f"{column}_min"] is None or row[f"{column}_min"] > 0 for row in rows)
 
 
-def _spikes(look: Look, where: str) -> tuple[list[int], str]:
+def _spikes(look: Look, where: str) -> tuple[list[Mark], str]:
     """Steps whose gradient norm is far above the steps before it; the largest fifty."""
     found = look.rows(
         f"select step, grad_norm / before as times from (select step, grad_norm, median(grad_norm) over "
@@ -75,4 +75,6 @@ def _spikes(look: Look, where: str) -> tuple[list[int], str]:
     if not found:
         return [], f"No spike: no step is {words}."
     many = " (the 50 largest)" if len(found) == 50 else ""
-    return [int(row["step"]) for row in found], f"Dashed lines: {len(found)} spikes{many}, {words}."
+    marks = [(int(row["step"]), f"{row['times']:.3g} times the median before") for row in found]
+    spikes = "1 spike" if len(found) == 1 else f"{len(found)} spikes"
+    return marks, f"Dashed lines: {spikes}{many}, {words}."

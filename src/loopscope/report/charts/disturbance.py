@@ -1,0 +1,99 @@
+"""How a small disturbance of the loop's input grows from pass to pass."""
+
+from __future__ import annotations
+
+import altair as alt
+
+from loopscope.report.chart import Chart, Data
+from loopscope.report.charts.structure import last_visits
+from loopscope.report.kit import lines
+from loopscope.report.look import SERIES_BUCKETS, Look
+
+# id, column, title, how to read it, unit
+_LAST = (
+    (
+        "perturbation", "amplification", "Growth of a small disturbance",
+        "At the input of the first pass; a line per layer. Falling: the loop forgets it; rising: it grows with every "
+        "pass.", "amplification",
+    ),
+    (
+        "flipped", "flipped_share", "Choices that a small disturbance changes",
+        "Share of tokens with another set of experts than without it; a line per layer. Many flips by a small "
+        "disturbance: the choice hangs by a hair.", "share of tokens",
+    ),
+)  # fmt: skip
+
+
+def disturbances(look: Look) -> list[Chart]:
+    """By loop step at the last deep probe, and the factor per pass over training."""
+    if not look.has("probe_perturbation"):
+        return []
+    rows = [r for r in last_visits(look, "probe_perturbation", "amplification, flipped_share") if r["b"] == 1]
+    charts = []
+    for name, column, title, text, unit in _LAST:
+        data = [
+            {"loop step": r["r"], "layer": r["l"], "value": r[column], "low": r[column], "high": r[column]}
+            for r in rows if r[column] is not None
+        ]  # fmt: skip
+        charts.append(
+            Chart(
+                id=name,
+                title=title,
+                text=f"{text} At the probe after step {rows[0]['step'] if rows else '?'}.",
+                spec=lines(
+                    y=unit, color="layer", kind="ordinal", color_title="layer", points=True, band=False,
+                    x=_loop_axis(), zero=True,
+                ),
+                data=Data.of(data),
+                metrics=(("probe_perturbation", column),),
+                scope=look.scope("probe_perturbation").words,
+                notes=look.missing("probe_perturbation", (column,)),
+            )
+        )  # fmt: skip
+    return [*charts, *_rates(look)]
+
+
+def _rates(look: Look) -> list[Chart]:
+    """The factor per pass up to the last one: below 1 the loop forgets."""
+    scope = look.scope("probe_perturbation")
+    buckets = look.buckets("probe_perturbation", SERIES_BUCKETS)
+    source = (
+        f"(select * from {look.visits('probe_perturbation')} where b = 1 and distance_rate is not null "
+        "qualify r = max(r) over (partition by step, l))"
+    )
+    rows = look.thinned(source, ["distance_rate"], buckets.per_bucket, by=("l",))
+    data = [
+        {
+            "step": r["step"], "layer": r["l"], "value": r["distance_rate"], "low": r["distance_rate_min"],
+            "high": r["distance_rate_max"],
+        }
+        for r in rows
+    ]  # fmt: skip
+    return [
+        Chart(
+            id="perturbation_rate",
+            title="Factor per pass of a small disturbance",
+            text="Geometric mean over all passes, at every deep probe; a line per layer. Below the dotted line at 1 "
+            "the loop forgets a disturbance, above it the loop is unstable.",
+            spec=lines(
+                y="factor per pass", color="layer", kind="ordinal", color_title="layer", points=True, bound=1.0,
+                band=buckets.per_bucket > 1,
+            ),
+            data=Data.of(data),
+            metrics=(("probe_perturbation", "distance_rate"),),
+            scope=scope.words,
+            notes=(
+                *((buckets.note,) if buckets.note else ()),
+                *look.missing("probe_perturbation", ("distance_rate",)),
+            ),
+        )
+    ]  # fmt: skip
+
+
+def _loop_axis() -> alt.X:
+    return alt.X(
+        "loop step:Q",
+        title="loop step",
+        axis=alt.Axis(tickMinStep=1, format="d"),
+        scale=alt.Scale(nice=False),
+    )

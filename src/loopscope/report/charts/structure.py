@@ -1,0 +1,106 @@
+"""Structure of the choice of experts: margins against a null, specialisation, and what stayed since the last probe."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loopscope.report.chart import Chart, Data
+from loopscope.report.charts.maps import Map, maps
+from loopscope.report.kit import matrix
+from loopscope.report.look import Look, visit_label
+
+_KINDS = {"domain": "domain {}", "vocabulary": "vocabulary", "coactivation": "co-activation"}
+_SATURATION = Map(
+    id="saturation", column="saturation", title="Choices that stayed since the deep probe before", least=0.0, most=1.0,
+    text="Share of a token's experts that are the same. Towards 1 routing no longer changes; chance gives k/E.",
+)  # fmt: skip
+
+
+def structure(look: Look) -> list[Chart]:
+    """At the last deep probe, and saturation over all of them."""
+    return [*_margins(look), *_specialisation(look), *_saturation(look)]
+
+
+def _margins(look: Look) -> list[Chart]:
+    if not look.has("probe_margin"):
+        return []
+    rows = last_visits(
+        look, "probe_margin", "quantity, rho_cal, rho_cal_low, rho_cal_high, cell, calibrated, shuffle_scope"
+    )
+    data = [
+        {
+            "visit": visit_label(r), "quantity": str(r["quantity"]).replace("_", " "), "rho": r["rho_cal"],
+            "low": r["rho_cal_low"], "high": r["rho_cal_high"], "reading": str(r["cell"] or "not known"),
+        }
+        for r in rows if r["rho_cal"] is not None
+    ]  # fmt: skip
+    bounded = " Scores here are bounded, so that 1 is not what chance gives." if any(
+        r["calibrated"] is False for r in rows
+    ) else ""  # fmt: skip
+    cells = ", ".join(sorted({str(r["cell"]) for r in rows if r["cell"]}))
+    return [
+        Chart(
+            id="margin_null",
+            title="Margin against a null without structure",
+            text=f"At the probe after step {rows[0]['step']}, shuffled within: {rows[0]['shuffle_scope']}. 1: as by "
+            f"chance, above it the choice has structure.{bounded} Read as: {cells or 'not known'}.",
+            spec=_by_visit(
+                data, "quantity", "rho", "ρ calibrated", extra=("low", "high"), names=("reading",)
+            ),
+            data=Data.of(data),
+            metrics=(("probe_margin", "rho_cal"),),
+            scope=look.scope("probe_margin").words,
+            notes=look.missing("probe_margin", ("rho_cal",)),
+        )
+    ]
+
+
+def _specialisation(look: Look) -> list[Chart]:
+    if not look.has("probe_specialisation"):
+        return []
+    rows = last_visits(look, "probe_specialisation", "kind, stratum, value, chance")
+    data = [
+        {
+            "visit": visit_label(r), "of": _KINDS.get(r["kind"], f"{r['kind']} {{}}").format(r["stratum"]),
+            "times": r["value"] / r["chance"], "value": r["value"], "chance": r["chance"],
+        }
+        for r in rows if r["value"] is not None and r["chance"]
+    ]  # fmt: skip
+    return [
+        Chart(
+            id="specialisation",
+            title="What experts are chosen for, in units of chance",
+            text=f"At the probe after step {rows[0]['step']}. Domain: the share of its tokens that go to its favourite "
+            "expert. Vocabulary: the same per word. Co-activation: how often two experts are chosen together. "
+            "1: no more than by chance.",
+            spec=_by_visit(data, "of", "times", "value / chance", extra=("value", "chance")),
+            data=Data.of(data),
+            metrics=(("probe_specialisation", "value"), ("probe_specialisation", "chance")),
+            scope=look.scope("probe_specialisation").words,
+            notes=look.missing("probe_specialisation", ("value",)),
+        )
+    ]
+
+
+def _saturation(look: Look) -> list[Chart]:
+    return maps(look, "probe_saturation", (_SATURATION,)) if look.has("probe_saturation") else []
+
+
+def _by_visit(data: list[dict[str, Any]], x: str, value: str, title: str, **more: Any) -> Any:
+    """Depth from the top down, as in every map; as far to either side of 1, so that a shade means the same."""
+    furthest = max((abs(row[value] - 1) for row in data), default=1.0) or 1.0
+    visits = len({row["visit"] for row in data})
+    return matrix(
+        x=x, y="visit", value=value, title=title, middle=1, domain=[1 - furthest, 1 + furthest], x_title="",
+        y_title="", labels=True, ordered=True, height=max(80, 20 * visits), **more,
+    )  # fmt: skip
+
+
+def last_visits(look: Look, table: str, columns: str) -> list[dict[str, Any]]:
+    """Rows of the last probe in the order of depth, with b, r, l."""
+    visits = look.visits(table)
+    where = look.scope(table).where
+    return look.rows(
+        f"select step, b, r, l, {columns} from {visits} "
+        f"where step = (select max(step) from {table} where {where}) order by b, r, l"
+    )
