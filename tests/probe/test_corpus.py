@@ -25,7 +25,7 @@ def copy(tmp_path: Path) -> Path:
 
 def test_core_is_the_folder_of_the_repository() -> None:
     assert (CORPORA / "core").resolve() == (REPOSITORY / "probes" / "core").resolve()
-    assert available_corpora() == ["core", "varied"]
+    assert available_corpora() == ["balanced", "core", "varied"]
 
 
 def test_core_has_domains_buckets_and_licences() -> None:
@@ -51,6 +51,41 @@ def test_varied_is_broad() -> None:
     assert {document.licence for document in corpus.documents} == {"CC0-1.0", "PSF-2.0"}
     assert set(corpus.strata()["repetition"]) == {"low", "mid", "high"}
     assert len({document.text for document in corpus.documents}) == len(corpus.documents)
+
+
+def test_balanced_has_as_many_documents_in_every_cell() -> None:
+    corpus = load_corpus("balanced")
+    cells = Counter((document.domain, document.repetition_bucket) for document in corpus.documents)
+    domains, buckets = ("code", "prose", "structured"), ("low", "mid", "high")
+    assert cells == {(domain, bucket): 12 for domain in domains for bucket in buckets}
+    assert len({document.text for document in corpus.documents}) == len(corpus.documents)
+    assert all(900 <= len(document.text) < 1300 for document in corpus.documents)
+    licences = {
+        (document.domain, document.name.startswith("prose/song")): document.licence
+        for document in corpus.documents
+    }
+    assert licences == {
+        ("code", False): "PSF-2.0",
+        ("prose", False): "PSF-2.0",
+        ("prose", True): "CC0-1.0",
+        ("structured", False): "CC0-1.0",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "text_hash"),
+    [
+        ("balanced", "22e85fd31afaa17c782a635ef9c02bd478310784a8a48154b9f2245226cd304e"),
+        ("core", "54d5e8f721783633ecbb086ff28bd8356e6d35e0327a363304eb0b9a66171753"),
+        ("varied", "1a5c276a7de9c97722f15e595e57a3daacbe3dc82f1ee97e6f776b61974bcdde"),
+    ],
+)
+def test_a_published_corpus_never_changes(name: str, text_hash: str) -> None:
+    corpus = load_corpus(name)
+    assert corpus.text_hash == text_hash
+    for document in corpus.documents:
+        assert round(repetition_rate(document.text), 4) == document.repetition_rate
+        assert bucket_of(document.repetition_rate) == document.repetition_bucket
 
 
 def test_text_hash_is_over_the_documents_hashes() -> None:
@@ -106,7 +141,9 @@ def test_a_bad_manifest_is_refused(content: str | None, message: str, tmp_path: 
 
 
 def test_an_unknown_corpus_names_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"no probe corpus 'cor'; expected one of \['core', 'varied'\]"):
+    with pytest.raises(
+        ConfigError, match=r"no probe corpus 'cor'; expected one of \['balanced', 'core', 'varied'\]"
+    ):
         load_corpus("cor")
 
 
@@ -153,6 +190,8 @@ def test_a_licence_for_each_domain(tmp_path: Path) -> None:
     licences = {"letters": "CC0-1.0", "logs": "MIT"}
     manifest = build_manifest(tmp_path, licence=licences, description="")
     assert {entry.domain: entry.licence for entry in manifest.documents} == licences
+    part = build_manifest(tmp_path, licence={**licences, "logs/a": "CC0-1.0", "log": "X"}, description="")
+    assert [entry.licence for entry in part.documents] == ["CC0-1.0", "CC0-1.0"]
     with pytest.raises(ProbeError, match="domain 'logs' has no licence"):
         build_manifest(tmp_path, licence={"letters": "CC0-1.0"}, description="")
 

@@ -30,7 +30,8 @@ def build_manifest(folder: Path, *, licence: str | Mapping[str, str], descriptio
 
     Args:
         folder: the corpus; its own name becomes the corpus's.
-        licence: SPDX identifier that holds for every document, or domain → SPDX identifier.
+        licence: SPDX identifier that holds for every document, or domain → SPDX identifier; a key such as
+            "prose/song" is for the documents whose path begins so.
         description: one line for people.
 
     Raises:
@@ -60,7 +61,7 @@ def build_manifest(folder: Path, *, licence: str | Mapping[str, str], descriptio
                 file=relative.as_posix(),
                 sha256=hashlib.sha256(raw).hexdigest(),
                 domain=relative.parts[0],
-                licence=_licence_of(relative.parts[0], licence),
+                licence=_licence_of(relative.as_posix(), licence),
                 repetition_rate=rate,
                 repetition_bucket=bucket_of(rate),
             )
@@ -76,16 +77,18 @@ def build_manifest(folder: Path, *, licence: str | Mapping[str, str], descriptio
     )
 
 
-def _licence_of(domain: str, licence: str | Mapping[str, str]) -> str:
+def _licence_of(file: str, licence: str | Mapping[str, str]) -> str:
     if isinstance(licence, str):
         return licence
-    try:
-        return licence[domain]
-    except KeyError:
+    domain = file.partition("/")[0]
+    # A key with a slash names a part of a domain, such as prose/song; the longest that fits counts.
+    fitting = [key for key in licence if key == domain or ("/" in key and file.startswith(key))]
+    if not fitting:
         raise ProbeError(
             f"domain {domain!r} has no licence, only {sorted(licence)} have; expected one for every domain. Name "
             "its SPDX identifier too."
-        ) from None
+        )
+    return licence[max(fitting, key=len)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
