@@ -17,7 +17,7 @@ from loopscope.alerts import columns as states
 from loopscope.alerts.columns import Ints, floats, ints, needed
 from loopscope.alerts.engine import AlertEngine
 from loopscope.alerts.past import Past, past_of
-from loopscope.alerts.pieces import SCOPE, Piece, pieces
+from loopscope.alerts.pieces import SCOPE, Lists, pieces
 from loopscope.alerts.settings import AlertSettings
 from loopscope.store import RunReader
 from loopscope.store.attempts import live_ranges
@@ -27,6 +27,7 @@ _ROUTER = (
     "mutual_information", "z_mean", "logit_abs_max", "dead_experts",
 )  # fmt: skip
 _VISIT = ("block", "unrolled_pos", "loop_step", "layer_idx")
+_COUNTS = Lists(column="expert_count", where="dead_experts")
 _LOSS = (
     "total_loss",
     "closure_error",
@@ -70,8 +71,7 @@ def past(reader: RunReader, settings: AlertSettings, attempt: int) -> Past:
 
 def _loss(engine: AlertEngine, reader: RunReader) -> None:
     opened: set[int] = set()
-    for piece in pieces(reader, "loss", (*SCOPE, *_LOSS)):
-        rows = piece.rows
+    for rows in pieces(reader, "loss", (*SCOPE, *_LOSS)):
         step = ints(rows, "step", 0)
         state = states.closure_state(
             floats(rows, "closure_error"), floats(rows, "total_loss"), engine.settings
@@ -84,9 +84,8 @@ def _loss(engine: AlertEngine, reader: RunReader) -> None:
 def _router(engine: AlertEngine, reader: RunReader) -> None:
     opened: set[int] = set()
     blocks: dict[str, int] = {"loop": 0, "tail": 1}
-    for piece in pieces(reader, "router", (*SCOPE, *_VISIT, *_ROUTER)):
-        piece = _after_warmup(piece, engine.settings)
-        rows = piece.rows
+    for rows in pieces(reader, "router", (*SCOPE, *_VISIT, *_ROUTER), lists=_COUNTS):
+        rows = _after_warmup(rows, engine.settings)
         if not rows.num_rows:
             continue
         step = ints(rows, "step", 0)
@@ -96,21 +95,15 @@ def _router(engine: AlertEngine, reader: RunReader) -> None:
         # A tail visit's name is its place among its step's tail visits, so they stay together.
         is_tail = key >> _SHIFT == 1
         wanted |= is_tail & np.isin(step, step[wanted & is_tail])
-        chosen = np.flatnonzero(wanted)
-        if not len(chosen):
-            continue
-        extra: dict[str, list[Any]] = {}
-        if np.nanmax(values["dead_experts"][chosen], initial=0) > 0:
-            extra["expert_count"] = piece.fetch("expert_count").take(pa.array(chosen)).to_pylist()
-        _observe(engine, "router", rows, chosen, step, extra)
+        _observe(engine, "router", rows, np.flatnonzero(wanted), step)
 
 
 def _residual(engine: AlertEngine, reader: RunReader) -> None:
     opened: set[int] = set()
     wanted_columns = (*SCOPE, "block", "unrolled_pos", "token_correlation")
-    for piece in pieces(reader, "residual", wanted_columns):
-        piece = _after_warmup(piece, engine.settings)
-        rows = piece.rows.filter(pc.equal(piece.rows["block"], "loop"))
+    for rows in pieces(reader, "residual", wanted_columns):
+        rows = _after_warmup(rows, engine.settings)
+        rows = rows.filter(pc.equal(rows["block"], "loop"))
         step, position = ints(rows, "step", 0), ints(rows, "unrolled_pos", -1)
         order = np.lexsort((position, step))
         last = (
@@ -126,9 +119,9 @@ def _transition(engine: AlertEngine, reader: RunReader) -> None:
     growing: set[int] = set()
     moving: set[int] = set()
     settings = engine.settings
-    for piece in pieces(reader, "transition", (*SCOPE, *_PAIR)):
-        piece = _after_warmup(piece, settings)
-        rows = piece.rows.filter(pc.equal(piece.rows["kind"], "step_boundary"))
+    for rows in pieces(reader, "transition", (*SCOPE, *_PAIR)):
+        rows = _after_warmup(rows, settings)
+        rows = rows.filter(pc.equal(rows["kind"], "step_boundary"))
         layer, end, step = (ints(rows, n, -1) for n in ("to_layer_idx", "to_loop_step", "step"))
         order = np.lexsort((end, layer, step))
         if not len(order):
@@ -204,27 +197,15 @@ def _last_three(growth: states.Floats, begins: Ints, ends: Ints) -> tuple[Any, A
     )  # type: ignore[return-value]  # three of them
 
 
-def _after_warmup(piece: Piece, settings: AlertSettings) -> Piece:
-    keep = pc.greater(piece.rows["step"], settings.warmup_steps)
-    return Piece(piece.rows.filter(keep), lambda name: piece.fetch(name).filter(keep))
+def _after_warmup(rows: pa.Table, settings: AlertSettings) -> pa.Table:
+    return rows.filter(pc.greater(rows["step"], settings.warmup_steps))
 
 
-def _observe(
-    engine: AlertEngine,
-    table: str,
-    rows: pa.Table,
-    chosen: Ints,
-    step: Ints,
-    extra: dict[str, list[Any]] | None = None,
-) -> None:
+def _observe(engine: AlertEngine, table: str, rows: pa.Table, chosen: Ints, step: Ints) -> None:
     """Feed the chosen rows, a step at a time."""
     if not len(chosen):
         return
-    found = rows.take(pa.array(chosen)).to_pylist()
-    for name, values in (extra or {}).items():
-        for row, value in zip(found, values, strict=True):
-            row[name] = value
-    order = np.argsort(step[chosen], kind="stable")
-    ordered = [found[i] for i in order.tolist()]
-    for at, group in itertools.groupby(ordered, key=lambda row: int(row["step"])):
+    order = chosen[np.argsort(step[chosen], kind="stable")]
+    found = rows.take(pa.array(order)).to_pylist()
+    for at, group in itertools.groupby(found, key=lambda row: int(row["step"])):
         engine.observe(table, at, list(group))

@@ -19,17 +19,18 @@ SCOPE = ("step", "aggregation_scope", "rank")
 """Columns that say whose a row is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Some rows of a table, and how to get more columns of them."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lists:
+    """A column of lists that is read where it matters alone: it is most of a table's bytes."""
 
-    rows: pa.Table
-    """The columns that were asked for."""
-    fetch: Callable[[str], pa.ChunkedArray]
-    """Another column of the same rows."""
+    column: str
+    where: str
+    """The column that is above 0 where the list matters; elsewhere the list is null."""
 
 
-def pieces(reader: RunReader, table: str, columns: Sequence[str]) -> Iterator[Piece]:
+def pieces(
+    reader: RunReader, table: str, columns: Sequence[str], *, lists: Lists | None = None
+) -> Iterator[pa.Table]:
     """Live rows in the order of their steps; no step is in two pieces. Rows of rank 0 or of all ranks together alone.
 
     A file that cannot be read is left out, as everywhere.
@@ -38,44 +39,40 @@ def pieces(reader: RunReader, table: str, columns: Sequence[str]) -> Iterator[Pi
         reader: the run; its `live` says which rows are live.
         table: the table.
         columns: wanted ones, `SCOPE` among them.
+        lists: one more column.
     """
-    held: Piece | None = None
+    held: pa.Table | None = None
     for load in _in_order(reader, table):
-        for piece in load(columns):
-            rows = piece.rows
-            if held is not None and rows.num_rows:
-                rows, piece = _joined(held, piece)
-                held = None
+        for rows in load(columns, lists):
+            if held is not None:
+                rows = pa.concat_tables([held, rows])
             if not rows.num_rows:
                 continue
-            last = pc.max(rows["step"])
-            ends = pc.equal(rows["step"], last)
             # The last step's rows may go on in the next file.
-            held = _where(piece, ends)
-            yield from _spoken(_where(piece, pc.invert(ends)))
+            ends = pc.equal(rows["step"], pc.max(rows["step"]))
+            held = rows.filter(ends)
+            yield from _spoken(rows.filter(pc.invert(ends)))
     if held is not None:
         yield from _spoken(held)
 
 
-def _spoken(piece: Piece) -> Iterator[Piece]:
+def _spoken(rows: pa.Table) -> Iterator[pa.Table]:
     """Global rows at steps that have any, else those of rank 0."""
-    rows = piece.rows
     if not rows.num_rows:
         return
     is_global = pc.equal(rows["aggregation_scope"], "global").fill_null(False)
-    own = pc.or_(is_global, pc.equal(rows["rank"], 0).fill_null(True))
-    keep = _flags(own)
     together = _flags(is_global)
+    keep = _flags(pc.or_(is_global, pc.equal(rows["rank"], 0).fill_null(True)))
     if together.any() and not together.all():
         step = np.asarray(rows["step"].combine_chunks())
         keep &= together | ~np.isin(step, step[together])
     if keep.all():
-        yield piece
+        yield rows
     elif keep.any():
-        yield _where(piece, pa.array(keep))
+        yield rows.filter(pa.array(keep))
 
 
-_Load = Callable[[Sequence[str]], Iterator[Piece]]
+_Load = Callable[[Sequence[str], Lists | None], Iterator[pa.Table]]
 
 
 def _in_order(reader: RunReader, table: str) -> list[_Load]:
@@ -112,28 +109,24 @@ def _first_step(part: Part) -> int:
 def _of_part(reader: RunReader, part: Part) -> _Load:
     fields = reader.schema(part.table).arrow
 
-    def read(group: int, wanted: pa.Schema) -> pa.Table:
-        # Opened anew each time: a piece may be asked for more when the next file is open already.
-        with pq.ParquetFile(part.path, page_checksum_verification=True) as file:
-            there = set(file.schema_arrow.names)
-            return conform(
-                file.read_row_group(group, columns=[n for n in wanted.names if n in there]), wanted
-            )
+    def read(file: pq.ParquetFile, group: int, names: Sequence[str]) -> pa.Table:
+        there = set(file.schema_arrow.names)
+        found = file.read_row_group(group, columns=[name for name in names if name in there])
+        return conform(found, pa.schema([fields.field(name) for name in names]))
 
-    def piece(group: int, target: pa.Schema) -> Piece:
-        rows = read(group, target)
-        live = _live(reader, rows, part.segment.attempt)
-
-        def fetch(name: str) -> pa.ChunkedArray:
-            return read(group, pa.schema([fields.field(name)]))[name].filter(live)
-
-        return Piece(rows.filter(live), fetch)
-
-    def load(columns: Sequence[str]) -> Iterator[Piece]:
-        target = pa.schema([fields.field(name) for name in columns])
+    def load(columns: Sequence[str], lists: Lists | None) -> Iterator[pa.Table]:
         try:
-            for group in range(pq.read_metadata(part.path).num_row_groups):
-                yield piece(group, target)
+            with pq.ParquetFile(part.path, page_checksum_verification=True) as file:
+                for group in range(file.num_row_groups):
+                    rows = read(file, group, columns)
+                    if lists is not None:
+                        index = _matters(rows, lists)
+                        there = index.null_count < len(index)
+                        column = read(file, group, [lists.column])[lists.column] if there else None
+                        rows = rows.append_column(
+                            lists.column, _taken(column, index, fields.field(lists.column))
+                        )
+                    yield reader.only_live(rows, part.segment.attempt)
         except (OSError, ValueError, pa.ArrowException):
             return
 
@@ -141,31 +134,24 @@ def _of_part(reader: RunReader, part: Part) -> _Load:
 
 
 def _of_chunk(reader: RunReader, chunk: pa.Table, attempt: int) -> _Load:
-    def load(columns: Sequence[str]) -> Iterator[Piece]:
-        live = reader.only_live(chunk, attempt)
-        yield Piece(live.select(list(columns)), lambda name: live[name])
+    def load(columns: Sequence[str], lists: Lists | None) -> Iterator[pa.Table]:
+        rows = chunk.select(list(columns))
+        if lists is not None:
+            taken = _taken(chunk[lists.column], _matters(chunk, lists), chunk.schema.field(lists.column))
+            rows = rows.append_column(lists.column, taken)
+        yield reader.only_live(rows, attempt)
 
     return load
 
 
-def _live(reader: RunReader, rows: pa.Table, attempt: int) -> pa.Array:
-    live = reader.live[attempt]
-    keep = pc.greater_equal(rows["step"], live.start)
-    return keep if live.end is None else pc.and_(keep, pc.less(rows["step"], live.end))
+def _matters(rows: pa.Table, lists: Lists) -> pa.Array:
+    """The number of each row whose list matters, null for the others."""
+    above = _flags(pc.greater(rows[lists.where], 0).fill_null(False))
+    return pa.array(np.arange(rows.num_rows), mask=~above)
 
 
-def _where(piece: Piece, keep: pa.Array) -> Piece:
-    return Piece(piece.rows.filter(keep), lambda name: piece.fetch(name).filter(keep))
-
-
-def _joined(earlier: Piece, later: Piece) -> tuple[pa.Table, Piece]:
-    rows = pa.concat_tables([earlier.rows, later.rows])
-
-    def fetch(name: str) -> pa.ChunkedArray:
-        both = [earlier.fetch(name), later.fetch(name)]
-        return pa.chunked_array([chunk for column in both for chunk in column.chunks], type=both[0].type)
-
-    return rows, Piece(rows, fetch)
+def _taken(column: pa.ChunkedArray | None, index: pa.Array, field: pa.Field) -> pa.Array:
+    return pa.nulls(len(index), field.type) if column is None else column.combine_chunks().take(index)
 
 
 def _flags(column: pa.ChunkedArray) -> Flags:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from loopscope.alerts.settings import AlertSettings
 
@@ -21,9 +20,8 @@ FALL = 0.1
 _INFINITE = math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """A rule's look at one row."""
+class Reading(NamedTuple):
+    """A rule's look at one row. A tuple, since five are made per visit and traced step."""
 
     rule: str
     subject: str

@@ -129,7 +129,8 @@ class AlertingWriter:
         self._settled = True
         try:
             for table in list(self._traces):
-                self._judge(table, self._traces.pop(table))
+                if trace := self._traces.pop(table):
+                    self._judge(table, trace)
             self._courier.close()
             self._write_failures()
         except Exception:
@@ -150,8 +151,14 @@ class AlertingWriter:
         if os.getpid() != self._pid:
             return  # a forked child, such as a data loader's worker, has nothing to tell
         try:
-            for row in rows:
-                self._see(table, row)
+            if self._untold and rows:
+                missed, self._untold = self._untold, []
+                self._tell(missed, rows[0])
+            if table in _BY_TRACE:
+                self._gather(table, rows)
+            elif table in _BY_ROW:
+                for row in rows:
+                    self._see(table, row)
             self._write_failures()
         except Exception as error:
             self.errors += 1
@@ -160,27 +167,26 @@ class AlertingWriter:
             if self.errors == 1:
                 _log.warning("a row of %s could not be judged: %s: %s", table, type(error).__name__, error)
 
+    def _gather(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Keep the rows of a trace together until it is complete."""
+        if not self._speaks:
+            return
+        trace = self._traces.setdefault(table, [])
+        for row in rows:
+            if trace and trace[0].get("step") != row.get("step"):
+                self._judge(table, trace)
+                trace = self._traces[table] = []
+            trace.append(row)
+
     def _see(self, table: str, row: Mapping[str, Any]) -> None:
         if not self._speaks and table != "health":
             return
-        if self._untold:
-            missed, self._untold = self._untold, []
-            self._tell(missed, row)
-        if table in _BY_TRACE:
-            trace = self._traces.get(table, [])
-            if trace and trace[0].get("step") != row.get("step"):
-                self._judge(table, trace)
-                trace = []
-            trace.append(row)
-            self._traces[table] = trace
-            return
         if table == "health" and row.get("event") == _END_OF_TRACE:
             for of, trace in list(self._traces.items()):
-                if trace[0].get("step") == row.get("step"):
+                if trace and trace[0].get("step") == row.get("step"):
                     self._judge(of, self._traces.pop(of))
-        if table in _BY_ROW:
-            self._judge(table, [row])
-            self._see_dropped(row)
+        self._judge(table, [row])
+        self._see_dropped(row)
 
     def _see_dropped(self, row: Mapping[str, Any]) -> None:
         """The store counts what it could not write, and writes that down only when it can again."""
