@@ -20,7 +20,7 @@ class Shown:
 class Page(HTMLParser):
     """Elements, their attributes, and the text between them."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, page: Path | str) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
@@ -33,7 +33,7 @@ class Page(HTMLParser):
         self._inside = ""
         self._figure: Shown | None = None
         self._entry: str | None = None
-        self.feed(path.read_text(encoding="utf-8"))
+        self.feed(page if isinstance(page, str) else page.read_text(encoding="utf-8"))
         self.close()
 
     def handle_starttag(self, tag, attrs):

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
+import uvicorn
 from starlette.testclient import TestClient
 
 from loopscope.service import Access, make_app
@@ -13,6 +19,25 @@ from loopscope.store import RowWriter, RunStore
 
 def client(root: Path, *, token: str | None = None, host: str = "http://127.0.0.1:8321") -> TestClient:
     return TestClient(make_app(root, access=Access(token=token)), base_url=host, follow_redirects=False)
+
+
+@contextmanager
+def server(root: Path) -> Iterator[str]:
+    """The service over `root` behind the real server, on a free port of this machine; gives the address."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    running = uvicorn.Server(uvicorn.Config(make_app(root), log_level="error"))
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        running.should_exit = True
+        thread.join(20)
+
+
+def keys_of(address: str) -> dict[str, str]:
+    """Name → key of every run."""
+    return {run["name"]: run["key"] for run in httpx.get(f"{address}/api/runs", timeout=60).json()["runs"]}
 
 
 def loss_row(step: int, **more: Any) -> dict[str, Any]:

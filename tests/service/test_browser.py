@@ -1,18 +1,15 @@
 """The pages in a real browser: they open, draw, follow a live run, and do nothing that a run's name says."""
 
-import socket
-import threading
+import contextlib
 import time
 
 import browser as chromium
 import pytest
-import uvicorn
 from report_runs import Shape, generated_run
-from service_runs import finished_run, loss_row, open_writer
+from service_runs import finished_run, loss_row, open_writer, server
 
 from loopscope import open_run
 from loopscope.report import write_report
-from loopscope.service import make_app
 
 PROGRAM = chromium.find()
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium is installed")
@@ -25,20 +22,8 @@ CHARTS = "document.querySelectorAll('[data-chart] svg').length"
 @pytest.fixture
 def serve():
     """Serves a folder on a free port of this machine; gives the address."""
-    running = []
-
-    def start(root):
-        listening = socket.create_server(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(make_app(root), log_level="error"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
-        thread.start()
-        running.append((server, thread))
-        return f"http://127.0.0.1:{listening.getsockname()[1]}"
-
-    yield start
-    for server, thread in running:
-        server.should_exit = True
-        thread.join(20)
+    with contextlib.ExitStack() as running:
+        yield lambda root: running.enter_context(server(root))
 
 
 def test_the_report_draws_every_chart_and_asks_nobody(tmp_path):

@@ -4,11 +4,14 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from page_reader import Page
+from report_runs import Shape, generated_run
 from service_runs import client, finished_run, loss_row, open_writer
 
 from loopscope.errors import ConfigError
 from loopscope.service import make_app, views
 from loopscope.service.catalog import Catalog
+from loopscope.service.prometheus import _GAUGES, MOST_RUNS
 
 HOSTILE = '<img src=x onerror=alert(1)>"}\n</script>'
 
@@ -144,8 +147,54 @@ def test_gauges_are_those_of_the_last_step_and_few(root):
     assert f'loopscope_live{{run="second",key="{key}"}} 0' in text
     assert f'loopscope_alerts{{run="second",key="{key}",severity="critical"}} 0' in text
     assert "loopscope_moe_maxvio_max{" not in text  # never measured: no sample
-    names = {line.partition("{")[0] for line in text.splitlines() if not line.startswith("#")}
+    samples = [line for line in text.splitlines() if not line.startswith("#")]
+    names = {line.partition("{")[0] for line in samples}
     assert len(names) < 25
+    described = {line.split()[2] for line in text.splitlines() if line.startswith("# HELP")}
+    assert {name.split()[0] for name in names} <= described
+
+
+def test_the_gauges_of_a_deep_model_and_of_many_runs_are_no_more(tmp_path):
+    # 34 visits at 64 experts, all traced: what a monitoring system stores does not grow with them.
+    generated_run(tmp_path / "deep", Shape(steps=20, loops=8, layers=4, experts=64), name="n" * 5000)
+    for i in range(60):
+        shutil.copytree(tmp_path / "deep", tmp_path / f"r{i:02d}")
+    text = client(tmp_path).get("/metrics").text
+    samples = [line for line in text.splitlines() if not line.startswith("#")]
+    assert len({line.partition("}")[0] for line in samples}) == len(samples)
+    per_run = (len(samples) - 1) / MOST_RUNS
+    assert per_run == len(_GAUGES) + 3
+    assert per_run < 20
+    assert max(map(len, samples)) < 250
+
+
+def test_a_comparison_is_aligned_by_tokens_and_follows_its_runs(tmp_path, monkeypatch):
+    # The same losses; the second run sees twice the tokens per step.
+    for name, factor in (("a", 1), ("b", 2)):
+        _, writer = open_writer(tmp_path / name, name=name)
+        for step in (1, 2, 3):
+            writer.append("loss", loss_row(step, tokens_seen=step * 100 * factor))
+        writer.flush()
+    browser = client(tmp_path)
+    found = keys(browser)
+    asked = f"run={found['a']}&run={found['b']}"
+    places = {
+        "step": {"a": [1, 2, 3], "b": [1, 2, 3]},
+        "tokens": {"a": [100, 200, 300], "b": [200, 400, 600]},
+    }
+    for by, expected in places.items():
+        page = Page(browser.get(f"/compare?{asked}&by={by}").text)
+        rows = page.rows("c-task_loss")
+        assert {name: [row[by] for row in rows if row["run"] == name] for name in "ab"} == expected
+    before = browser.get(f"/api/compare/version?{asked}").json()
+    writer.append("loss", loss_row(4))
+    writer.flush()
+    after = browser.get(f"/api/compare/version?{asked}").json()
+    assert before["version"] != after["version"]
+    assert after["state"] == "live"
+    assert len(Page(browser.get(f"/compare?{asked}").text).rows("c-task_loss")) == 7
+    shutil.rmtree(tmp_path / "a")
+    assert browser.get(f"/api/compare/version?{asked}").status_code == 404
 
 
 def test_a_live_run_is_seen_as_it_grows_and_read_once_per_change(tmp_path, monkeypatch):
@@ -154,7 +203,7 @@ def test_a_live_run_is_seen_as_it_grows_and_read_once_per_change(tmp_path, monke
     writer.flush()
     read = []
     real = views.headline
-    monkeypatch.setattr(views, "headline", lambda run, settings: read.append(1) or real(run, settings))
+    monkeypatch.setattr(views, "headline", lambda *given: read.append(1) or real(*given))
     browser = client(tmp_path)
     key = keys(browser)["live"]
     before = browser.get(f"/api/runs/{key}/version").json()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
 from loopscope.alerts import AlertOverrides
 from loopscope.analysis import open_run
-from loopscope.cli.console import make_console, working
+from loopscope.cli.console import make_console, plain, working
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +24,8 @@ class Report:
     """Folders of 1 to 8 runs; several are compared."""
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report.html")
     """The file to write; an existing one is replaced."""
+    by: Literal["step", "tokens"] = "step"
+    """What several runs are aligned by: optimizer steps or training tokens."""
     warmup_steps: int | None = None
     """Steps at the start that routing and loop are not judged by; default: as the run was trained."""
     sustain: int | None = None
@@ -42,12 +44,14 @@ class Report:
         settings = AlertOverrides(warmup_steps=self.warmup_steps, sustain=self.sustain)
         console = make_console()
         with working("writing the report"):
-            parts = write_report([open_run(path) for path in self.paths], self.out, settings=settings)
+            parts = write_report(
+                [open_run(path) for path in self.paths], self.out, settings=settings, by=self.by
+            )
         for part in parts:
             # Names come from run.json: they are text, not markup.
-            console.print(f"{part.name}: {part.headline}", markup=False)
+            console.print(plain(f"{part.name}: {part.headline}"), markup=False)
             for found in part.findings.found:
                 state = "over" if found.over else found.severity
-                console.print(f"  {state:<8}  {found.title}. {found.text}", markup=False)
+                console.print(plain(f"  {state:<8}  {found.title}. {found.text}"), markup=False)
         print(self.out)
         return 0

@@ -53,7 +53,7 @@ def lines(
     """
     scale = alt.Scale(type="log") if log else alt.Scale(zero=zero)
     # A logarithmic axis chooses its labels by its format.
-    said = {"format": ".4~g"} if log else {"labelExpr": _SHORT.format(below=".4~g")}
+    said: Any = {"format": ".4~g"} if log else {"labelExpr": _SHORT.format(below=".4~g")}
     axis = alt.Axis(**said, tickCount=5, labelOverlap=True, grid=not log)
     if symlog is not None:
         scale = alt.Scale(type="symlog", constant=symlog)

@@ -20,7 +20,7 @@ from loopscope.alerts import Bounds
 from loopscope.analysis import Run
 from loopscope.errors import ConfigError, StoreError
 from loopscope.report.checks import SIGNS
-from loopscope.report.compare import comparison
+from loopscope.report.compare import Axis, comparison
 from loopscope.report.definitions import definition, glossary
 from loopscope.report.part import Part, part_of, plain_charts
 
@@ -28,13 +28,16 @@ MOST_RUNS = 8
 """Runs in one page."""
 
 
-def write_report(runs: Sequence[Run], path: str | Path, *, settings: Bounds = None) -> list[Part]:
+def write_report(
+    runs: Sequence[Run], path: str | Path, *, settings: Bounds = None, by: Axis = "step"
+) -> list[Part]:
     """Write one self-contained HTML file about 1 to 8 runs.
 
     Args:
         runs: opened runs; with more than one, the page begins with their comparison.
         path: the file; its folder must exist. It is replaced as a whole or not at all.
         settings: bounds of the alert rules, instead of the runs' own.
+        by: what several runs are aligned by: optimizer steps or training tokens.
 
     Returns:
         What the page says of each run.
@@ -51,7 +54,7 @@ def write_report(runs: Sequence[Run], path: str | Path, *, settings: Bounds = No
         # Seconds of work that need none of the rows.
         bundle = pool.submit(script_bundle)
         parts = [part_of(run, f"r{index}", settings) for index, run in enumerate(runs)]
-        compared = comparison(runs, [part.name for part in parts]) if len(runs) > 1 else None
+        compared = comparison(runs, [part.name for part in parts], by) if len(runs) > 1 else None
         text = render(parts, compared, bundle.result())
     target = Path(path)
     temporary = target.with_name(target.name + ".tmp")

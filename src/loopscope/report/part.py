@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from loopscope.alerts import RULES, Bounds, Rule
+from loopscope.alerts import Bounds, Rule, rules_at
 from loopscope.analysis import Run
 from loopscope.analysis.health_findings import Finding, Findings, findings
 from loopscope.report.chart import Section
@@ -75,8 +75,8 @@ class Part:
         return f"{self.key}-{target}"
 
     def rule(self, finding: Finding) -> Rule:
-        """The finding's rule, for its bound and reason."""
-        return RULES[finding.rule]
+        """The finding's rule, for its reason and the bound that the run was judged by."""
+        return rules_at(self.findings.settings)[finding.rule]
 
 
 def part_of(run: Run, key: str, bounds: Bounds = None) -> Part:

@@ -21,9 +21,7 @@ from loopscope import __version__
 from loopscope.alerts import Bounds
 from loopscope.analysis import open_run
 from loopscope.errors import ConfigError, LoopscopeError
-from loopscope.report.compare import comparison
-from loopscope.report.page import MOST_RUNS, asset, render, script_bundle
-from loopscope.report.part import plain_charts
+from loopscope.report.page import MOST_RUNS, asset, script_bundle
 from loopscope.service.access import Access, Guard
 from loopscope.service.catalog import Catalog, Entry
 from loopscope.service.openapi import openapi
@@ -52,6 +50,7 @@ def make_app(root: Path, *, access: Access | None = None, settings: Bounds = Non
         Route("/metrics", service.metrics),
         Route("/api/openapi.json", service.describe),
         Route("/api/runs", service.list_runs),
+        Route("/api/compare/version", service.compared_version),
         Route("/api/runs/{key}", service.run),
         Route("/api/runs/{key}/version", service.version),
         Route("/api/runs/{key}/charts", service.charts),
@@ -83,34 +82,36 @@ class _Service:
         nonce = secrets.token_urlsafe(16)
         text = _templates().get_template("index.html.j2").render(
             entries=states, total=len(entries), truncated=self._catalog.truncated, page=page, pages=pages, nonce=nonce,
+            newest=f"{entries[0].key if entries else ''} {len(entries)}",
             style=Markup(asset("report.css")), script=Markup(_own_asset("index.js")),
         )  # fmt: skip
         return _html(text, nonce)
 
     async def page(self, request: Request) -> Response:
         entry = await self._entry(request.path_params["key"])
-        part = await self._views.part(entry)
         nonce = secrets.token_urlsafe(16)
-        text = await run_in_threadpool(
-            lambda: render([part], None, "", live=f"/api/runs/{entry.key}/version", nonce=nonce)
-        )
-        return _html(text, nonce)
+        return _html(await self._views.page(entry, nonce), nonce)
 
     async def compare(self, request: Request) -> Response:
-        keys = list(dict.fromkeys(request.query_params.getlist("run")))
         by = request.query_params.get("by", "step")
         if by not in ("step", "tokens"):
             raise ConfigError(f"by is {by[:20]!r}, expected step or tokens")
+        entries = await self._several(request)
+        nonce = secrets.token_urlsafe(16)
+        return _html(await self._views.comparison(entries, by, nonce), nonce)  # type: ignore[arg-type]
+
+    async def compared_version(self, request: Request) -> Response:
+        found = [await self._views.version(entry) for entry in await self._several(request)]
+        if any(version == "gone" for version, _ in found):
+            raise HTTPException(404, "one of the runs is no longer there")
+        state = "live" if any(state == "live" for _, state in found) else "finished"
+        return JSONResponse({"version": "".join(version for version, _ in found), "state": state})
+
+    async def _several(self, request: Request) -> list[Entry]:
+        keys = list(dict.fromkeys(request.query_params.getlist("run")))
         if not 2 <= len(keys) <= MOST_RUNS:
             raise ConfigError(f"got {len(keys)} runs, expected 2 to {MOST_RUNS}. Tick them in the list.")
-        entries = [await self._entry(key) for key in keys]
-
-        def made() -> str:
-            compared = comparison([open_run(e.path) for e in entries], [e.name for e in entries], by)  # type: ignore[arg-type]
-            return render([], compared, "", nonce=nonce)
-
-        nonce = secrets.token_urlsafe(16)
-        return _html(await run_in_threadpool(made), nonce)
+        return [await self._entry(key) for key in keys]
 
     async def vega(self, request: Request) -> Response:
         text = await run_in_threadpool(script_bundle)
@@ -151,14 +152,14 @@ class _Service:
 
     async def version(self, request: Request) -> Response:
         entry = await self._entry(request.path_params["key"])
-        version, state = await run_in_threadpool(lambda: (entry.version(), entry.state()))
+        version, state = await self._views.version(entry)
         if version == "gone":
             raise HTTPException(404, "the run is no longer there")
         return JSONResponse({"version": version, "state": state})
 
     async def charts(self, request: Request) -> Response:
         entry = await self._entry(request.path_params["key"])
-        return JSONResponse(plain_charts(await self._views.part(entry)))
+        return Response(await self._views.charts(entry), media_type="application/json")
 
     async def table(self, request: Request) -> Response:
         entry = await self._entry(request.path_params["key"])

@@ -35,6 +35,10 @@ def openapi(version: str) -> dict[str, Any]:
             "/api/runs": _get(
                 "The runs, the newest first", _query("limit", "integer", "1000 at most; 100 by default")
             ),
+            "/api/compare/version": _get(
+                "A text that changes whenever a file of one of 2 to 8 runs does",
+                _query("run", "string", "key of a run; once for each"),
+            ),
             "/api/runs/{key}": _get("One run: state, last values, findings of the alert rules", _KEY),
             "/api/runs/{key}/version": _get(
                 "A text that changes whenever the run's files do, and its state", _KEY

@@ -11,8 +11,14 @@ from loopscope.service.views import HEADLINES
 
 MOST_RUNS = 50
 """Runs with gauges: live ones first, then the newest."""
+_MOST_NAME = 120
+"""Characters of a run's name in a label."""
 
-_GAUGES = ("step", "tokens_seen", *HEADLINES)
+_GAUGES = {
+    "step": "last optimizer step with a row of losses",
+    "tokens_seen": "training tokens up to that step",
+    **{name: f"{sql} over the table {table} at its last step" for name, (table, sql) in HEADLINES.items()},
+}
 
 
 def exposition(runs: Iterable[tuple[Entry, str, dict[str, Any]]], listed: int) -> str:
@@ -23,16 +29,16 @@ def exposition(runs: Iterable[tuple[Entry, str, dict[str, Any]]], listed: int) -
         listed: how many runs there are in all.
     """
     known = list(runs)
-    lines = ["# TYPE loopscope_runs gauge", f"loopscope_runs {listed}"]
-    for name in _GAUGES:
-        lines.append(f"# TYPE loopscope_{name} gauge")
+    lines = [*_head("runs", "runs below the folder"), f"loopscope_runs {listed}"]
+    for name, said in _GAUGES.items():
+        lines += _head(name, said)
         for entry, _, found in known:
             sample = found.get(name)
             if sample is not None and math.isfinite(sample):
                 lines.append(f"loopscope_{name}{{{_labels(entry)}}} {sample}")
-    lines.append("# TYPE loopscope_live gauge")
+    lines += _head("live", "1 while somebody writes the run")
     lines += [f"loopscope_live{{{_labels(entry)}}} {int(state == 'live')}" for entry, state, _ in known]
-    lines.append("# TYPE loopscope_alerts gauge")
+    lines += _head("alerts", "alert rules that are broken now, by severity")
     for entry, _, found in known:
         for severity in ("warn", "critical"):
             lasting = sum(1 for f in found.get("findings", ()) if f["severity"] == severity and not f["over"])
@@ -40,8 +46,12 @@ def exposition(runs: Iterable[tuple[Entry, str, dict[str, Any]]], listed: int) -
     return "\n".join(lines) + "\n"
 
 
+def _head(name: str, said: str) -> list[str]:
+    return [f"# HELP loopscope_{name} {said}", f"# TYPE loopscope_{name} gauge"]
+
+
 def _labels(entry: Entry) -> str:
-    return f'run="{_escaped(entry.name)}",key="{entry.key}"'
+    return f'run="{_escaped(entry.name[:_MOST_NAME])}",key="{entry.key}"'
 
 
 def _escaped(text: str) -> str:

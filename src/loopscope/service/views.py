@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any, TypeVar
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
 
-from starlette.concurrency import run_in_threadpool
+from starlette.responses import JSONResponse
 
 from loopscope.alerts import Bounds
 from loopscope.analysis import Run, open_run
 from loopscope.analysis.health_findings import findings
 from loopscope.analysis.records import records, value
 from loopscope.analysis.scope import scope_of
-from loopscope.report.part import Part, part_of
+from loopscope.report.compare import Axis, comparison
+from loopscope.report.page import render
+from loopscope.report.part import part_of, plain_charts
 from loopscope.service.catalog import Entry
+from loopscope.service.kept import Kept
 
-T = TypeVar("T")
-_KEPT = 64
+_KEPT = 512
+_KEPT_BYTES = 128 << 20
 
 # Name of the gauge → (table, SQL over the last step's rows)
 HEADLINES = {
@@ -42,39 +46,82 @@ HEADLINES = {
 
 
 class Views:
-    """Results by run and by the version of its files; the least recently asked ones are forgotten."""
+    """Results by run and by the version of its files, made once for all who ask; the least recently asked ones go."""
 
-    def __init__(self, settings: Bounds = None) -> None:
-        self.settings = settings
-        self._kept: OrderedDict[tuple[str, str], tuple[str, Any]] = OrderedDict()
-        self._locks: dict[tuple[str, str], asyncio.Lock] = {}
+    def __init__(self, bounds: Bounds = None) -> None:
+        self._bounds = bounds
+        # Stands where each answer's own nonce goes; nobody can guess it, so that no name of a run can hold it.
+        self._nonce = secrets.token_hex(16)
+        self.kept = Kept(most=_KEPT, most_bytes=_KEPT_BYTES)
+        """What is kept, and how large it is."""
 
-    async def part(self, entry: Entry) -> Part:
-        """The run's part of a page."""
-        return await self._of(entry, "part", lambda: part_of(open_run(entry.path), "r0", self.settings))
+    async def page(self, entry: Entry, nonce: str) -> str:
+        """The run's page, for scripts that have `nonce`."""
+        return (await self._shown(entry)).page.replace(self._nonce, nonce)
+
+    async def charts(self, entry: Entry) -> bytes:
+        """The run's charts and their data, as JSON."""
+        return (await self._shown(entry)).charts
+
+    async def comparison(self, entries: Sequence[Entry], by: Axis, nonce: str) -> str:
+        """The page that compares runs."""
+        keys = [entry.key for entry in entries]
+        live = "/api/compare/version?" + urlencode([("run", key) for key in keys])
+
+        def make() -> str:
+            runs = [open_run(entry.path) for entry in entries]
+            return render(
+                [], comparison(runs, [e.name for e in entries], by), "", live=live, nonce=self._nonce
+            )
+
+        page = await self.kept.get(
+            ("comparison", by, *keys), lambda: "".join(entry.version() for entry in entries), make, len
+        )
+        return page.replace(self._nonce, nonce)
 
     async def headline(self, entry: Entry) -> dict[str, Any]:
         """The run's last values and alerts, in a few small queries."""
-        return await self._of(entry, "headline", lambda: headline(open_run(entry.path), self.settings))
+        return await self.kept.get(
+            ("headline", entry.key),
+            entry.version,
+            lambda: headline(open_run(entry.path), self._bounds),
+            _small,
+        )
 
-    async def _of(self, entry: Entry, what: str, make: Callable[[], T]) -> T:
-        key = (entry.key, what)
-        # One makes it, the others wait for it: fifty pages on one live run cost as much as one.
-        async with self._locks.setdefault(key, asyncio.Lock()):
-            version = await run_in_threadpool(entry.version)
-            kept = self._kept.get(key)
-            if kept is not None and kept[0] == version:
-                self._kept.move_to_end(key)
-                return kept[1]  # type: ignore[no-any-return]
-            made = await run_in_threadpool(make)
-            self._kept[key] = (version, made)
-            while len(self._kept) > _KEPT:
-                old, _ = self._kept.popitem(last=False)
-                self._locks.pop(old, None)
-            return made
+    async def version(self, entry: Entry) -> tuple[str, str]:
+        """A text that changes whenever the run's files do, and its state; looked at once for all who ask at a time."""
+        return await self.kept.get(
+            ("version", entry.key), _never_twice, lambda: (entry.version(), entry.state()), _small
+        )
+
+    async def _shown(self, entry: Entry) -> _Shown:
+        return await self.kept.get(("page", entry.key), entry.version, lambda: self._show(entry), _Shown.size)
+
+    def _show(self, entry: Entry) -> _Shown:
+        part = part_of(open_run(entry.path), "r0", self._bounds)
+        page = render([part], None, "", live=f"/api/runs/{entry.key}/version", nonce=self._nonce)
+        # The text is kept, not the part: its rows as Python objects take twenty times the memory.
+        return _Shown(page=page, charts=bytes(JSONResponse(plain_charts(part)).body))
 
 
-def headline(run: Run, settings: Bounds) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Shown:
+    page: str
+    charts: bytes
+
+    def size(self) -> int:
+        return len(self.page) + len(self.charts)
+
+
+def _small(result: object) -> int:
+    return 4096
+
+
+def _never_twice() -> str:
+    return secrets.token_hex(8)
+
+
+def headline(run: Run, bounds: Bounds = None) -> dict[str, Any]:
     """Plain values for the list, the API and the gauges; what is not known is null."""
     found: dict[str, Any] = {"step": None, "tokens_seen": None, "wall_time": None}
     for row in _last(
@@ -88,7 +135,7 @@ def headline(run: Run, settings: Bounds) -> dict[str, Any]:
         for row in _last(run, table, wanted):
             found |= {name: _finite(cell) for name, cell in row.items()}
     found = {**dict.fromkeys(HEADLINES), **found}
-    result = findings(run, settings)
+    result = findings(run, bounds)
     found["health"] = result.state
     found["findings"] = [
         {"rule": f.rule, "severity": f.severity, "over": f.over, "title": f.title, "text": f.text}

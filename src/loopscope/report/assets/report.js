@@ -70,17 +70,20 @@ const loopscope = (() => {
 
   // One after the other, so that the page stays quick to the touch while it fills.
   let last = Promise.resolve();
-  function drawAll() {
+  function drawAll(changed = () => true) {
     for (const element of document.querySelectorAll("[data-chart]")) {
+      if (element.dataset.drawn && !changed(element.dataset.chart)) continue;
       last = last.then(() => draw(element)).then(() => new Promise((done) => setTimeout(done)));
     }
     last.then(() => { document.body.dataset.ready = "true"; });
     return last;
   }
 
+  // Draws again what changed alone: most of a page stays as it is from one step to the next.
   function replace(fresh) {
+    const before = charts;
     charts = fresh;
-    return drawAll();
+    return drawAll((name) => JSON.stringify(before[name]) !== JSON.stringify(fresh[name]));
   }
 
   // A live page asks its own server whether the run's files changed, and takes over the page as it is now.
@@ -112,7 +115,12 @@ const loopscope = (() => {
     const ids = (page) => [...page.querySelectorAll("[data-chart], [data-live-block]")].map((e) => e.dataset.chart || e.id).join();
     if (ids(fresh) === ids(document)) {
       const blocks = fresh.querySelectorAll("[data-live-block]");
-      document.querySelectorAll("[data-live-block]").forEach((old, i) => old.replaceWith(blocks[i]));
+      document.querySelectorAll("[data-live-block]").forEach((old, i) => {
+        // What somebody opened or closed stays so.
+        const open = [...old.querySelectorAll("details")].map((e) => [e.className, e.open]);
+        for (const [name, is] of open) for (const e of blocks[i].querySelectorAll("details")) if (e.className === name) e.open = is;
+        old.replaceWith(blocks[i]);
+      });
     } else {
       document.querySelector("main").replaceWith(fresh.querySelector("main"));
     }
@@ -125,7 +133,7 @@ const loopscope = (() => {
     if (line) line.textContent = text;
   }
 
-  dark.addEventListener("change", drawAll);
+  dark.addEventListener("change", () => drawAll());
   if (document.body.dataset.live) follow(document.body.dataset.live);
   if (window.vegaEmbed) drawAll();
   return { replace, drawAll };

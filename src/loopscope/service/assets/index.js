@@ -17,6 +17,17 @@
       cell.textContent = name === "state" ? run.state : name === "health" ? words[run.headline.health] ?? "" : show(run.headline[name]);
     }
   }
+  const listed = document.body.dataset.newest;
+  // Where a run has begun since, the list is read again, unless somebody is choosing.
+  async function again() {
+    const answer = await fetch("/api/runs?limit=1");
+    if (!answer.ok) return;
+    const { runs, total } = await answer.json();
+    const newest = `${runs.length ? runs[0].key : ""} ${total}`;
+    if (newest === listed || !document.body.dataset.first) return;
+    if (document.querySelector("input[name=run]:checked")) document.getElementById("connection").textContent = "The runs changed since this list was made.";
+    else location.reload();
+  }
   let first = true;
   for (;;) {
     for (const row of document.querySelectorAll("tr[data-run]")) {
@@ -24,6 +35,7 @@
       try { await fill(row); document.getElementById("connection").textContent = ""; }
       catch { document.getElementById("connection").textContent = "The server does not answer; trying again."; break; }
     }
+    try { if (!first) await again(); } catch { /* said above the next time */ }
     first = false;
     document.body.dataset.ready = "true";
     await pause(2000);
