@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts" / "benches" / "lib"))
@@ -11,14 +12,28 @@ from loopscope.trackers.protocol import StepValues
 
 def records(folder):
     """Every record of the offline W&B runs below `folder`, run after run in the order of their start."""
+    for path in sorted(Path(folder).glob("**/offline-run-*/*.wandb")):
+        found = _records_of(path)
+        # W&B's service writes the last records a moment after `finish` has returned.
+        deadline = time.monotonic() + 30
+        while not any(record.WhichOneof("record_type") == "exit" for record in found):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
+            found = _records_of(path)
+        yield from found
+
+
+def _records_of(path):
     from store_writers import _log_records
     from wandb.proto import wandb_internal_pb2
 
-    for path in sorted(Path(folder).glob("**/offline-run-*/*.wandb")):
-        for data in _log_records(path.read_bytes()):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(data)
-            yield record
+    found = []
+    for data in _log_records(path.read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        found.append(record)
+    return found
 
 
 def history(folder):
