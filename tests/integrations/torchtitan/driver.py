@@ -55,6 +55,8 @@ def build_config(scenario: dict[str, Any]) -> Any:
     config.checkpoint.interval = scenario.get("checkpoint_every", 1)
     config.debug.deterministic = True
     config.debug.seed = 7
+    for name, value in scenario.get("metrics", {}).items():
+        setattr(config.metrics, name, value)
     for name, value in scenario.get("loopscope", {}).items():
         setattr(config.loopscope, name, value)
     config.loopscope.out = scenario["out"]
@@ -126,6 +128,8 @@ def run(scenario: dict[str, Any]) -> dict[str, Any]:
 
     random.seed(1)
     np.random.seed(1)
+    if (before := scenario.get("before")) is not None:
+        importlib.import_module(before).before(scenario)
     trainer = build_config(scenario).build()
     objectives: list[str] = []
     body = trainer.fwd_bwd_fn
