@@ -53,7 +53,7 @@ class Command:
             start_new_session=True,
         )
         try:
-            process.communicate(notice.as_json().encode(), timeout=self._timeout_s)
+            process.communicate(f"{notice.as_json()}\n".encode(), timeout=self._timeout_s)
         except subprocess.TimeoutExpired:
             self.cancel()
             raise LoopscopeError(f"did not end within {self._timeout_s:g} s, and was killed") from None
