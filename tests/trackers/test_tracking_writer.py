@@ -11,7 +11,7 @@ from loopscope.trackers import GuardedTracker, TrackingWriter
 KEYS = {"run_id": "r", "attempt": 2, "aggregation_scope": "global", "step": 5, "world_size": 4}
 
 
-def made(*trackers, inner=None, on_error="record"):
+def made(*trackers, inner=None, on_error="record", keys=None):
     inner = inner or MemoryWriter()
 
     def start(tell):
@@ -23,7 +23,7 @@ def made(*trackers, inner=None, on_error="record"):
             each.start()
         return guarded
 
-    return inner, TrackingWriter(inner, start, keys=KEYS, attempt=2, on_error=on_error)
+    return inner, TrackingWriter(inner, start, keys=KEYS | (keys or {}), attempt=2, on_error=on_error)
 
 
 def loss(step, **more):
@@ -113,6 +113,19 @@ def test_an_alert_reaches_every_tracker_also_when_one_fails():
     with pytest.raises(ConnectionError):
         writer.alert("notice")
     assert good.alerts == ["notice"]
+
+
+def test_one_that_cannot_end_keeps_no_other_and_no_row_from_ending():
+    class BadEnd(Remembering):
+        def close(self):
+            raise OSError("disk full")
+
+    good = Remembering()
+    inner, writer = made(BadEnd(), good, on_error="raise")
+    with pytest.raises(OSError, match="disk full"):
+        writer.close()
+    assert good.closed
+    assert inner.closed
 
 
 def test_alerts_of_the_end_find_the_trackers_open():

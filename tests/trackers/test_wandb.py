@@ -180,7 +180,7 @@ def test_the_environments_word_counts(tmp_path, monkeypatch):
     assert (run.project, run.display_name, run.run_id) == ("theirs", "their-name", "their-id")
 
 
-def test_values_that_are_not_finite_are_no_failure(tmp_path):
+def test_values_that_are_not_finite_are_no_failure_and_an_alert(tmp_path):
     from loopscope import LossComponents
 
     nan = LossComponents(
@@ -198,3 +198,6 @@ def test_values_that_are_not_finite_are_no_failure(tmp_path):
     assert row["optim/grad_norm"] == 1.0
     events = open_run(tmp_path / "run").sql("select event from health").fetchall()
     assert ("tracker_failed",) not in events
+    # The rules found it in the last row there was, and told it through the tracker before that was closed.
+    alerts = [r.alert for r in records(tmp_path) if r.WhichOneof("record_type") == "alert"]
+    assert ("Values are not finite", "ERROR") in {(alert.title, alert.level) for alert in alerts}

@@ -88,14 +88,7 @@ class TrackingWriter:
         Raises:
             Exception: what the first tracker that failed raised, after all were told.
         """
-        raised = None
-        for tracker in self.trackers:
-            try:
-                tracker.alert(notice)
-            except Exception as error:  # noqa: BLE001  (raised below)
-                raised = raised or error
-        if raised is not None:
-            raise raised
+        self._each(lambda tracker: tracker.alert(notice))
 
     def flush(self, durable: bool = False) -> None:
         """Hand on."""
@@ -110,8 +103,7 @@ class TrackingWriter:
             with self._guarded():
                 self._send(self._assembler.finish(self._inner.dropped))
         finally:
-            for tracker in self.trackers:
-                tracker.close()
+            self._each(lambda tracker: tracker.close())
 
     def close(self) -> None:
         """End the trackers, and hand on."""
@@ -128,6 +120,17 @@ class TrackingWriter:
     def dropped(self) -> int:
         """Rows that could not be written so far."""
         return self._inner.dropped
+
+    def _each(self, do: Callable[[GuardedTracker], None]) -> None:
+        """Every tracker has its turn; then the first failure is raised."""
+        raised = None
+        for tracker in self.trackers:
+            try:
+                do(tracker)
+            except Exception as error:  # noqa: BLE001  (raised below)
+                raised = raised or error
+        if raised is not None:
+            raise raised
 
     def _see(self, table: str, row: Mapping[str, object]) -> None:
         with self._guarded():

@@ -12,7 +12,7 @@ import os
 from typing import Any
 
 from loopscope.alerts import AlertNotice
-from loopscope.errors import ConfigError
+from loopscope.errors import ConfigError, LoopscopeError
 from loopscope.trackers.protocol import StepValues, TrackerStart, alert_text
 from loopscope.trackers.shared_rows import SharedRows
 
@@ -66,6 +66,11 @@ class WandbTracker:
         """End the run where it is loopscope's own; else only place what waits."""
         if self._rows is not None:
             self._rows.finish()
+            if self._rows.lost:
+                raise LoopscopeError(
+                    f"{self._rows.lost} rows found no place in the W&B run {self._run.id}, whose step was ahead of the "
+                    "training's; the run's own rows are complete. Resume into a new W&B run."
+                )
         if self._is_own:
             self._run.finish()
 
@@ -114,7 +119,7 @@ def start(begin: TrackerStart) -> WandbTracker:
 def _own_run(begin: TrackerStart) -> Any:
     import wandb
 
-    def word(name: str, otherwise: str | None) -> str | None:
+    def word(name: str, otherwise: str | None) -> Any:
         # What the environment says is the user's word; an argument of ours would win over it.
         return os.environ.get("WANDB_" + name, otherwise)
 
@@ -135,6 +140,8 @@ def _finishing(wandb: Any) -> dict[str, Any]:
 
 
 def _place(run: Any) -> str:
+    if getattr(run.settings, "mode", None) == "disabled":
+        return f"run {run.id}, which WANDB_MODE=disabled keeps from writing anything"
     address = getattr(run, "url", None)
     if address:
         return str(address)
