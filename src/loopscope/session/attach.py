@@ -39,6 +39,7 @@ def attach(
     per_rank: bool = False,
     verify: bool = True,
     meshes: Mapping[str, Any] | None = None,
+    mirror: str = "",
     trackers: Iterable[str] = (),
     alerts: AlertConfig | None = None,
     **options: Any,
@@ -68,6 +69,7 @@ def attach(
         per_rank: rank-local rows beside global ones.
         verify: reconcile every traced choice with its captured scores.
         meshes: `mesh`, `dp_mesh`, `tp_mesh`, `ep_mesh`, `cp_mesh` for custom reducers.
+        mirror: URL or absolute path at which a copy of everything sealed is kept; empty for nowhere.
         trackers: "wandb", "tensorboard", or what another package registered; a W&B run that is under way is written
             into, not another one started.
         alerts: bounds of the alert rules, and where an alert is told besides the log and the health table.
@@ -107,6 +109,7 @@ def attach(
         per_rank=per_rank,
         on_error=on_error,
         resume=resume,
+        mirror=mirror,
         trackers=settings.trackers,
         alerts=settings.alerts,
     )

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from loopscope.alerts import AlertConfig
 from loopscope.errors import ConfigError
+from loopscope.store.mirror import check_mirror
 from loopscope.trackers import check_trackers
 
 OnError = Literal["record", "raise"]
@@ -34,6 +35,9 @@ class LoopscopeConfig:
     trackers: tuple[str, ...] = ()
     """Trackers that get headline scalars, tables of visits and alerts: "wandb", "tensorboard", or what another
     package registered. One that fails is a health row, and costs neither a row nor the training."""
+    mirror: str = ""
+    """Where a copy of everything sealed is kept: a URL such as ``s3://bucket/runs/one``, or an absolute path. An upload
+    that fails is a health row and is tried again. Empty: nowhere."""
     alerts: AlertConfig = field(default_factory=AlertConfig)
     """The alert rules' bounds, and where an alert is told besides the log and the health table."""
 
@@ -51,6 +55,7 @@ class LoopscopeConfig:
             raise ConfigError(
                 f"on_error is {self.on_error!r}, expected 'record' (count errors, go on) or 'raise' (stop)"
             )
+        check_mirror(self.mirror)
         object.__setattr__(self, "trackers", check_trackers(self.trackers))
         if not isinstance(self.alerts, AlertConfig):
             raise ConfigError(

@@ -23,6 +23,7 @@ from loopscope.session.alerting import alerting_writer, with_alerts
 from loopscope.session.config import LoopscopeConfig
 from loopscope.session.schedule import is_probe_step, is_trace_step
 from loopscope.store import RunStore
+from loopscope.store.mirror import refuse_mirror
 from loopscope.trace import TraceMeta, VisitSpec
 from loopscope.trackers import TrackerStart, TrackingWriter, start_trackers
 
@@ -136,13 +137,18 @@ class Loopscope:
             RunExistsError: `out` holds a run and `resume` is off, or another process writes it.
             NotARunError: `resume` is on and `out` holds no run.
             StoreError: `out` cannot be written.
+            ConfigError: nothing can be written to `mirror`.
         """
         self._rank, self._world_size, self._decide = rank, world_size, decide or _alone
         self._expected, self._reducer = tuple(expected_visits), reducer
 
         def create() -> str:
             self._sinks = self.config.alerts.sinks()  # what cannot be told stops the run before it is there
+            if self.config.mirror and not self.config.resume:
+                refuse_mirror(self.config.mirror, self.config.out, None)
             self._store = self._create(meta, dict(configuration or {}))
+            if self.config.mirror:
+                self._store.mirror_to(self.config.mirror)
             return self._store.run_id
 
         run_id = self._decide(create)
@@ -221,6 +227,9 @@ class Loopscope:
             writer = store.writer(
                 attempt=self.attempt, writer=f"r{self._rank:05d}", on_error=self.config.on_error
             )
+            if self.config.mirror and self._rank:
+                # Rank 0 copies the run, but cannot know when the others have closed.
+                store.mirror_to(self.config.mirror, only=writer.name)
         alerting = None
         if writes and self.config.alerts.enabled:
             # The rules look at what is written: a health row and a line of the log where one is broken for long.

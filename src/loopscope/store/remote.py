@@ -7,18 +7,17 @@ parts appear whole, and what refers to them comes after them.
 from __future__ import annotations
 
 import secrets
-import threading
-import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pyarrow as pa
 from pyarrow import fs
 
 from loopscope.errors import ConfigError, NotARunError
-from loopscope.store.names import ATTEMPT_PART, ATTEMPTS_DIR, JOURNAL_DIR, MANIFEST, TABLES_DIR, parse_part
+from loopscope.store.names import ATTEMPTS_DIR, JOURNAL_DIR, MANIFEST, TABLES_DIR
 
 # Where a finished write appears at once and whole; anywhere else a temporary name and a rename do the same.
 _OBJECT_STORES = ("s3", "gs", "gcs", "abfs", "az")
@@ -41,6 +40,7 @@ class Remote:
 
         Raises:
             ConfigError: there is no filesystem for the URI.
+            OSError: there is one, which cannot be reached now.
         """
         if filesystem is None:
             try:
@@ -56,11 +56,29 @@ class Remote:
         try:
             filesystem, path = import_module("fsspec.core").url_to_fs(uri)
         except (ImportError, ValueError) as error:
+            if isinstance(first, OSError):
+                # A known kind of storage: the network's or the account's fault, not the address's.
+                raise first from None
             raise ConfigError(
                 f"{uri!r} cannot be opened: pyarrow says {first}; fsspec says {error}. Expected a URI such as "
                 "s3://bucket/folder; other schemes need fsspec and the package of their filesystem."
             ) from None
         return cls(fs.PyFileSystem(fs.FSSpecHandler(filesystem)), path)
+
+    def run_id(self) -> str | None:
+        """The run whose copy lies there; "unknown" where its run.json says none; None where there is no run.json.
+
+        Raises:
+            OSError: the remote cannot be reached.
+        """
+        path = f"{self.base}/{MANIFEST}"
+        if self.filesystem.get_file_info(path).type != fs.FileType.File:
+            return None
+        with self.filesystem.open_input_stream(path) as stream:
+            try:
+                return str(msgspec.json.decode(stream.read(), type=dict[str, Any])["run_id"])
+            except (msgspec.DecodeError, KeyError):
+                return "unknown"
 
     def put(self, source: Path, name: str) -> None:
         """Put a local file at `name`: readers see it whole or not at all.
@@ -112,90 +130,3 @@ class Remote:
 
     def _is_object_store(self) -> bool:
         return self.filesystem.type_name.rpartition("+")[2].removeprefix("py::") in _OBJECT_STORES
-
-
-_LAST_TRIES, _LAST_WAIT_S = 6, 0.5
-"""When closing: a short run may not have lived long enough for one retry, and a dead network must not hold the end."""
-
-
-class Uploader:
-    """A thread that keeps a remote copy of a run's sealed files up to date. Errors are counted, never raised."""
-
-    def __init__(
-        self, root: Path, remote: Remote, *, retry_s: float, on_failure: Callable[[str, int], None]
-    ) -> None:
-        self._root = root
-        self._remote = remote
-        self._retry_s = retry_s
-        self._on_failure = on_failure
-        self._done: dict[str, tuple[int, int]] = {}
-        self._wake = threading.Event()
-        self._stop = threading.Event()
-        self._mutex = threading.Lock()
-        self.uploaded = 0
-        """Files that went up."""
-        self.failures = 0
-        """Uploads that failed; each is tried again."""
-        self.last_error: str | None = None
-        self._thread = threading.Thread(target=self._run, name="loopscope-upload", daemon=True)
-        self._thread.start()
-
-    def wake(self) -> None:
-        """There may be something new."""
-        self._wake.set()
-
-    def close(self) -> bool:
-        """End the thread after some last tries, for at most a few seconds of waiting; True where everything is up."""
-        self._stop.set()
-        self._wake.set()
-        self._thread.join()
-        for _ in range(_LAST_TRIES - 1):
-            if self.sync():
-                return True
-            time.sleep(min(self._retry_s, _LAST_WAIT_S))
-        return self.sync()
-
-    def sync(self) -> bool:
-        """Upload what is new or changed; True where nothing is left."""
-        with self._mutex:
-            failed = 0
-            for name in _sealed_files(self._root):
-                path = self._root / name
-                try:
-                    stat = path.stat()
-                    state = (stat.st_mtime_ns, stat.st_size)
-                    if self._done.get(name) == state:
-                        continue
-                    if failed and parse_part(path.name) is None:
-                        break  # What refers to parts waits until the parts are there.
-                    self._remote.put(path, name)
-                except FileNotFoundError:
-                    continue
-                except Exception as error:  # noqa: BLE001 - filesystems raise what they like
-                    failed += 1
-                    self.failures += 1
-                    self.last_error = f"{name}: {type(error).__name__}: {error}"
-                else:
-                    self._done[name] = state
-                    self.uploaded += 1
-        if failed:
-            self._on_failure(self.last_error or "", failed)
-        return not failed
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            self._wake.wait()
-            self._wake.clear()
-            while not self._stop.is_set() and not self.sync():
-                end = time.monotonic() + self._retry_s
-                while time.monotonic() < end and not self._stop.wait(min(0.2, self._retry_s)):
-                    pass
-
-
-def _sealed_files(root: Path) -> Iterator[str]:
-    """Names of what goes up, in order: parts, what counts them, which are live, and what the run is."""
-    for pattern in (f"{TABLES_DIR}/*/part-*.parquet", f"{JOURNAL_DIR}/*.sealed", f"{ATTEMPTS_DIR}/*.json"):
-        for path in sorted(root.glob(pattern)):
-            yield path.relative_to(root).as_posix()
-    yield f"{TABLES_DIR}/attempt/{ATTEMPT_PART}"
-    yield MANIFEST

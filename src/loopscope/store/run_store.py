@@ -23,13 +23,15 @@ from loopscope.store.keeper import Keeper
 from loopscope.store.live_table import refresh_attempt_table
 from loopscope.store.locks import Lock, take_lock
 from loopscope.store.manifest import LAYOUT, Attempt, Manifest, read_manifest, write_manifest
+from loopscope.store.mirror import find_mirror, refuse_mirror
 from loopscope.store.names import ATTEMPTS_DIR, JOURNAL_DIR, TABLES_DIR, check_writer
 from loopscope.store.opening import refuse_existing, unwritable
 from loopscope.store.options import StoreOptions
-from loopscope.store.remote import Remote, Uploader
+from loopscope.store.remote import Remote
 from loopscope.store.schema import TableSchema
 from loopscope.store.sealer import seal_all
 from loopscope.store.tables import TABLES
+from loopscope.store.uploader import Uploader
 from loopscope.store.writer import RowWriter
 
 _log = logging.getLogger("loopscope.store")
@@ -57,6 +59,7 @@ class RunStore:
         self._owner: Lock | None = None
         self._writers: list[RowWriter] = []
         self._uploader: Uploader | None = None
+        self._failed_uploads = 0
         self._keeper = Keeper(root, options)
         self._pid = os.getpid()
 
@@ -80,14 +83,29 @@ class RunStore:
         """Uploads that failed and were tried again."""
         return self._uploader.failures if self._uploader is not None else 0
 
-    def mirror_to(self, remote: Remote) -> None:
+    def mirror_to(self, remote: Remote | str, *, only: str | None = None) -> None:
         """Keep a copy of everything sealed on another filesystem, in the background.
 
-        The journal stays here. An upload that fails is counted, noted as a health row and tried again; closing
-        the store tries once more.
+        The journal stays here. An upload that fails is counted, noted as a health row and tried again; closing the
+        store tries some more times. A remote that cannot be reached now is asked again later.
+
+        Args:
+            remote: the folder, or its address: a URL such as ``s3://bucket/runs/one``, or an absolute path.
+            only: a writer whose parts alone go up, where another process checks the address and copies the rest.
+
+        Raises:
+            ConfigError: no filesystem reads the address, or its package is missing.
+            RunExistsError: another run lies there.
         """
+
+        if isinstance(remote, str) and only is None:
+            refuse_mirror(remote, self.path, self.run_id)
+
+        def find() -> Remote:
+            return find_mirror(remote, self.path, self.run_id) if isinstance(remote, str) else remote
+
         self._uploader = Uploader(
-            self.path, remote, retry_s=self.options.retry_s, on_failure=self._note_failed_upload
+            self.path, find, retry_s=self.options.retry_s, on_failure=self._note_failed_upload, only=only
         )
         self._keeper.on_sealed = self._uploader.wake
         self._uploader.wake()
@@ -300,6 +318,8 @@ class RunStore:
         )
         self._writers.append(rows)
         self._keeper.add(rows.tick)
+        if self._uploader is not None:
+            self._note_failed_upload(self._uploader.last_error or "", 0)
         return rows
 
     def close(self, seal: bool = True) -> None:
@@ -355,7 +375,11 @@ class RunStore:
             raise StoreError("; ".join(failures))
 
     def _note_failed_upload(self, reason: str, count: int) -> None:
-        for writer in self._writers[:1]:
+        # There may be no writer yet, or none any more: what it cannot be told is told the next one.
+        self._failed_uploads += count
+        writer = next((w for w in self._writers if not w.closed), None)
+        if writer is not None and self._failed_uploads:
+            count, self._failed_uploads = self._failed_uploads, 0
             row = {"step": writer.last_step, "event": "upload_failed", "severity": "warn", "count": count}
             writer.append("health", {**row, "detail": reason})
 

@@ -97,6 +97,11 @@ class RowWriter:
         return self._last_step
 
     @property
+    def closed(self) -> bool:
+        """True from `close` on."""
+        return self._closed
+
+    @property
     def run_id(self) -> str:
         """The run."""
         return self._header.run_id

@@ -31,6 +31,8 @@ class LoopscopeOptions:
     trackers: tuple[str, ...] = ()
     """Further trackers, which other packages registered. W&B and TensorBoard follow torchtitan's own settings:
     --metrics.enable-wandb, --metrics.enable-tensorboard."""
+    mirror: str = ""
+    """Keep a copy of everything sealed at this URL (s3://bucket/runs/one) or absolute path."""
     resume: bool = False
     """Continue the run in `out` from its latest checkpoint, as a new attempt."""
     probe_deep_every: int = 0
@@ -82,6 +84,7 @@ class LoopscopeOptions:
             per_rank=self.per_rank,
             on_error=self.on_error,
             resume=self.resume,
+            mirror=self.mirror,
             trackers=trackers,
             alerts=self.alerts,
         )
