@@ -166,8 +166,8 @@ def _show(found: Comparison, first: Path, second: Path) -> None:
         )
     console.print(f"{first} → {second}", markup=False)
     console.print(
-        f"corpus {found.corpus_name} {found.corpus_hash[:12]}, {found.num_documents} documents; mean [95% interval, "
-        "documents resampled]",
+        f"corpus {found.corpus_name} {found.corpus_hash[:12]}, {found.num_documents} documents; mean [interval, "
+        f"documents resampled]; the table's {found.num_intervals} intervals hold together with 95%",
         markup=False,
     )
     console.print(table)

@@ -13,7 +13,7 @@ from torch import Tensor
 from loopscope.analysis import require_same_corpus
 from loopscope.errors import ProbeError
 from loopscope.integrations.torchtitan.offline import OfflineSettings, encode_for
-from loopscope.metrics.probe.compare import Interval, entropy_by_document, paired_interval
+from loopscope.metrics.probe.compare import Interval, entropy_by_document, simultaneous_intervals
 from loopscope.metrics.probe.specialisation import saturation
 from loopscope.trace import NullCollector, TraceMeta, TraceSink, VisitSpec, run_probe_forward
 
@@ -44,9 +44,15 @@ class Comparison:
     corpus_hash: str
     num_documents: int
     loss: Interval
-    """Change of the loss, nats per token."""
+    """Change of the loss, nats per token; an interval by itself."""
     visits: tuple[VisitChange, ...]
-    """In order of depth."""
+    """In order of depth. All their intervals hold together with 95%."""
+
+    @property
+    def num_intervals(self) -> int:
+        """How many intervals hold together."""
+        shown = [one for visit in self.visits for one in (visit.choice, visit.entropy, visit.norm)]
+        return sum(one is not None for one in shown)
 
 
 @dataclass(slots=True)
@@ -118,18 +124,38 @@ def compare_checkpoints(first: Path, second: Path, settings: OfflineSettings, *,
         corpus_name=corpora[0].name,
         corpus_hash=corpora[0].corpus_hash,
         num_documents=len(one.loss_D),
-        loss=paired_interval(other.loss_D - one.loss_D, draw),
-        visits=tuple(_change(visit, other.visits[position], draw) for position, visit in one.visits.items()),
+        loss=simultaneous_intervals((other.loss_D - one.loss_D)[:, None], draw)[0],
+        visits=_changes(one, other, draw),
     )
 
 
-def _change(one: _Visit, other: _Visit, draw: np.random.Generator) -> VisitChange:
-    choice = entropy = None
+def _changes(one: _PerDocument, other: _PerDocument, draw: np.random.Generator) -> tuple[VisitChange, ...]:
+    """All intervals of all visits are made at once, so that they hold together."""
+    columns: dict[tuple[int, str], NDArray[np.float64]] = {}
+    for position, visit in one.visits.items():
+        for name, difference_D in _differences(visit, other.visits[position]).items():
+            columns[position, name] = difference_D
+    shares = [name == "choice" for _, name in columns]
+    intervals = simultaneous_intervals(np.stack(list(columns.values()), axis=1), draw, shares=shares)
+    found = dict(zip(columns, intervals, strict=True))
+    return tuple(
+        VisitChange(
+            visit=visit.spec,
+            choice=found.get((position, "choice")),
+            entropy=found.get((position, "entropy")),
+            norm=found[position, "norm"],
+        )
+        for position, visit in one.visits.items()
+    )
+
+
+def _differences(one: _Visit, other: _Visit) -> dict[str, NDArray[np.float64]]:
+    """Per document [D], what changed at one visit."""
+    found = {"norm": (other.norm_D - one.norm_D) / one.norm_D.mean()}
     if one.idx_DSK is not None and other.idx_DSK is not None:
         documents, _, top_k = one.idx_DSK.shape
         same_N = saturation(one.idx_DSK.reshape(-1, top_k), other.idx_DSK.reshape(-1, top_k))
-        choice = paired_interval(1 - same_N.reshape(documents, -1).mean(1), draw)
+        found["choice"] = 1 - same_N.reshape(documents, -1).mean(1)
     if one.entropy_D is not None and other.entropy_D is not None:
-        entropy = paired_interval(other.entropy_D - one.entropy_D, draw)
-    norm = paired_interval((other.norm_D - one.norm_D) / one.norm_D.mean(), draw)
-    return VisitChange(visit=one.spec, choice=choice, entropy=entropy, norm=norm)
+        found["entropy"] = other.entropy_D - one.entropy_D
+    return found
