@@ -51,7 +51,7 @@ class Trainings:
 def trainings(prepared_text, tmp_path_factory):
     """trainings(scenarios, ranks) → Trainings; one torchrun for all of them."""
 
-    def train(scenarios, ranks, *, killed=False):
+    def train(scenarios, ranks, *, killed=False, timeout=280):
         root = tmp_path_factory.mktemp(f"ranks{ranks}")
         for scenario in scenarios:
             scenario.setdefault("out", str(root / scenario["name"]))
@@ -66,7 +66,7 @@ def trainings(prepared_text, tmp_path_factory):
             command,
             capture_output=True,
             text=True,
-            timeout=280,
+            timeout=timeout,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         assert (done.returncode != 0) is killed, done.stdout[-3000:] + done.stderr[-6000:]

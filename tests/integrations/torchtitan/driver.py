@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import importlib
+import itertools
 import json
 import os
 import pickle
@@ -156,7 +157,7 @@ def run(scenario: dict[str, Any]) -> dict[str, Any]:
         trainer.train()
         if windows:
             torch.save(windows, f"{scenario['result']}.{dist.get_rank()}.pt")
-        return {
+        ended = {
             "objectives": objectives,
             "parameters": digest(dict(trainer.model.named_parameters())),
             "buffers": digest(dict(trainer.model.named_buffers())),
@@ -167,8 +168,43 @@ def run(scenario: dict[str, Any]) -> dict[str, Any]:
             "graphs": sum(torch._dynamo.utils.counters["stats"].values()),
             "graph_breaks": sum(torch._dynamo.utils.counters["graph_break"].values()),
         }
+        if scenario.get("draw_batches"):  # last, since it moves the dataloader and random streams
+            ended["dataloader_parts"] = dataloader_parts(trainer)
+            ended["buffers_ahead"] = buffers_ahead(trainer)
+            ended["next_batches"] = next_batches(trainer)
+        return ended
     finally:
         trainer.close()
+
+
+def next_batches(trainer: Any, count: int = 3) -> str:
+    """Digest of the batches that training would have gone on with: where the dataloader really is."""
+    loader = trainer.dataloader
+    loader.load_state_dict(loader.state_dict())
+    return digest([[inputs, labels] for inputs, labels in itertools.islice(iter(loader), count)])
+
+
+def dataloader_parts(trainer: Any) -> dict[str, str]:
+    """Digest of every leaf of the dataloader's state, by its path."""
+    found: dict[str, str] = {}
+
+    def add(path: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for key in value:
+                add(f"{path}.{key}", value[key])
+        else:
+            found[path] = digest(value)
+
+    for name, value in trainer.dataloader.state_dict().items():
+        add(name, pickle.loads(value) if isinstance(value, bytes) else value)
+    return found
+
+
+def buffers_ahead(trainer: Any) -> dict[str, Any]:
+    """Tokens that the dataloader has read and not yet handed out, and documents read so far."""
+    (state,) = (value for value in trainer.dataloader.state_dict().values() if isinstance(value, bytes))
+    dataset = pickle.loads(state)["dataset_state"]
+    return {name: dataset[name] for name in ("inputs_buffer", "labels_buffer", "sample_idx")}
 
 
 def share_meshes() -> None:

@@ -13,7 +13,7 @@ from loopscope.collect.faults import describe
 from loopscope.probe import EncodedCorpus, load_corpus
 from loopscope.probe.deep import DeepSettings, run_deep_probe
 from loopscope.probe.deep_routing import Chosen
-from loopscope.session.ranks import decide
+from loopscope.session.ranks import gather
 from loopscope.session.schedule import is_probe_step, probe_stretch
 from loopscope.trace import raised_in_probe_forward, run_probe_forward
 
@@ -52,7 +52,8 @@ class TrainerProbe:
 
         Where probes take too large a share of the time, the period is stretched: a step that falls out gives {}.
 
-        Under ``on_error="record"`` a probe that fails is a health row. An error in the model's own forward ends
+        Under ``on_error="record"`` a probe that fails is a health row that names the rank, whichever it is; it counts
+        in that rank's `errors`. An error in the model's own forward ends
         the job where there are other ranks, which wait in a collective.
         """
         collector = self._trainer.session.collector
@@ -62,8 +63,9 @@ class TrainerProbe:
         if self._stretch > 1 and not is_probe_step(step, every=every, last_step=last_step):
             return {}
         start = time.perf_counter()
+        failures: list[str] = []
         found = self._guarded(
-            step,
+            failures,
             lambda: run_probe_forward(
                 self._trainer.model,
                 self._ids,
@@ -74,13 +76,20 @@ class TrainerProbe:
             ),
         )
         if is_probe_step(step, every=options.probe_deep_every, last_step=last_step):
-            self._guarded(step, lambda: self._deep(step))
+            self._guarded(failures, lambda: self._deep(step))
         now = time.perf_counter()
         self._seconds += now - start
-        share = self._seconds / (now - self._began)
-        detail = f"{now - start:.3f} s; all probes so far: {self._seconds:.3f} s of {now - self._began:.3f} s"
+        elapsed_s = now - self._began
+        share = self._seconds / elapsed_s
+        detail = f"{now - start:.3f} s; all probes so far: {self._seconds:.3f} s of {elapsed_s:.3f} s"
         collector.record_event(step, "probe_cost", "info", value=share, detail=detail)
-        self._adapt(step, now - self._began)
+        # One exchange for both: what failed on any rank, and how long the period is from now on.
+        told = gather((failures, probe_stretch(self._seconds, elapsed_s)))
+        for rank, (texts, _) in enumerate(told):
+            for text in texts:
+                collector.record_event(step, "probe_failed", "critical", detail=f"rank {rank}: {text}")
+        # Rank 0's clock decides, since every rank must probe at the same steps.
+        self._adapt(step, told[0][1])
         if step == last_step < options.probe_every:
             detail = (
                 f"no probe between: probe_every is {options.probe_every}, the training has {last_step} steps"
@@ -88,9 +97,8 @@ class TrainerProbe:
             collector.record_event(step, "probe_every_not_reached", "info", detail=detail)
         return found
 
-    def _adapt(self, step: int, elapsed_s: float) -> None:
-        """Rank 0's clock decides for all ranks, since every rank must probe at the same steps."""
-        before, self._stretch = self._stretch, decide(lambda: probe_stretch(self._seconds, elapsed_s))
+    def _adapt(self, step: int, stretch: int) -> None:
+        before, self._stretch = self._stretch, stretch
         collector = self._trainer.session.collector
         if collector is not None and self._stretch != before:
             every = self._trainer.config.loopscope.probe_every * self._stretch
@@ -119,7 +127,8 @@ class TrainerProbe:
         self._before = (step, result.chosen)
         return {}
 
-    def _guarded(self, step: int, probe: Callable[[], dict[str, float]]) -> dict[str, float]:
+    def _guarded(self, failures: list[str], probe: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """Run a probe; what it raises is added to `failures` as text, unless it must end the job."""
         try:
             return probe()
         except Exception as error:
@@ -128,5 +137,6 @@ class TrainerProbe:
                 raise
             collector = self._trainer.session.collector
             assert collector is not None
-            collector.record_event(step, "probe_failed", "critical", detail=describe(error))
+            collector.errors += 1
+            failures.append(describe(error))
             return {}
