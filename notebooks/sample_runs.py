@@ -66,7 +66,7 @@ class Recipe:
     """R: how often the stack is run."""
     layers: int = 2
     """L: layers of the stack."""
-    steps: int = 200
+    steps: int = 120
     lb_factor: float = 0.1
     """Weight of the load-balancing loss."""
     z_factor: float = 0.001

@@ -15,9 +15,9 @@ from loopscope.store import RunStore, StoreOptions
 _TRAIN = """
 import shutil, sys
 import sample_runs as s
-small = {"steps": 24, "trace_every": 4, "probe_every": 12}
+small = {"steps": 16, "trace_every": 4, "probe_every": 16, "loops": 3}
 for name, recipe in {
-    "whole": s.Recipe(deep=True, loops=4, **small), "a-0": s.Recipe(**small), "a-1": s.Recipe(seed=1, **small),
+    "whole": s.Recipe(deep=True, **small), "a-0": s.Recipe(**small), "a-1": s.Recipe(seed=1, **small),
     "b-0": s.Recipe(block="plain", **small), "b-1": s.Recipe(block="plain", seed=1, **small),
 }.items():
     shutil.copytree(s.train(name, recipe), f"{sys.argv[1]}/{name}")
