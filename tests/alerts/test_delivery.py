@@ -14,6 +14,7 @@ import pytest
 from loopscope.alerts import AlertConfig, AlertingWriter, AlertNotice, AlertSettings
 from loopscope.alerts.command import Command
 from loopscope.alerts.delivery import Courier
+from loopscope.alerts.gather import merged
 from loopscope.alerts.webhook import Webhook
 from loopscope.collect.writer import MemoryWriter
 from loopscope.errors import LoopscopeError
@@ -290,6 +291,17 @@ def test_what_follows_within_minutes_is_gathered_into_one_more():
     assert len(heard) <= 2
     assert heard[0].places[0] == "head 0"
     assert sum(told.num_places for told in heard) == 50
+
+
+def test_what_is_merged_counts_a_place_once_and_names_the_newest():
+    first = notice(since=3, places=("head 0", "head 1"), num_places=25, subject="25 places (...)")
+    both = merged(first, notice(step=30, since=9, subject="head 1", places=("head 1",)))
+    assert (both.num_places, both.since, both.step) == (25, 3, 30)
+    assert both.subject == "25 places (head 0; head 1; and 23 more)"
+    assert both.text == "newest 3 > 2 (head 1)"
+    third = merged(both, notice(step=31, subject="head 2", places=("head 2",)))
+    assert third.places == ("head 0", "head 1", "head 2")
+    assert third.text == "newest 3 > 2 (head 2)"
 
 
 def test_without_gathering_each_is_told_at_once():

@@ -55,8 +55,10 @@ def merged(earlier: AlertNotice, later: AlertNotice) -> AlertNotice:
     names = tuple(dict.fromkeys((*earlier.places, *later.places)))
     again = len(earlier.places) + len(later.places) - len(names)
     count = earlier.num_places + later.num_places - again
+    newest = later.text if later.num_places > 1 else f"{later.text} ({later.subject})"
     return replace(
         later,
+        text=f"newest {newest}",
         since=min(earlier.since, later.since),
         subject=in_words(names, count),
         places=names[:MOST_PLACES],
