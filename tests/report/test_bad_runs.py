@@ -83,8 +83,12 @@ def test_nan_in_a_float_column_is_never_drawn(tmp_path):
     run = generated_run(
         tmp_path / "run", Shape(steps=40, changes={"router": {"load_entropy_ratio": entropy}})
     )
-    page, _ = report(run, tmp_path)
+    page, part = report(run, tmp_path)
     assert "r0-load_entropy" not in page.charts
+    assert [(f.rule, f.severity) for f in part.findings.found] == [("nonfinite", "critical")]
+    assert "80 values of the rows, in router.load_entropy_ratio." in page.text
+    (check,) = [check for check in part.checks if check.title == "Every value is finite"]
+    assert check.state == "critical"
 
 
 def test_a_schema_from_the_future(tmp_path):

@@ -81,8 +81,11 @@ def findings(run: Run, bounds: Bounds = None) -> Findings:
     if last is None:
         return Findings(found=damaged, early=(), judged="", alerts=(), settings=settings)
     alerts = replay(run, settings)
+    told = tuple(_grouped(alerts, last))
+    if all(finding.rule != "nonfinite" for finding in told):
+        damaged = (*damaged, *_not_finite(run))
     # What lasts comes first.
-    found = tuple(sorted((*damaged, *_grouped(alerts, last)), key=lambda finding: finding.over))
+    found = tuple(sorted((*damaged, *told), key=lambda finding: finding.over))
     early: tuple[Finding, ...] = ()
     judged = f"Judged over steps {settings.warmup_steps + 1} to {last}."
     traces = _traces_after(run, settings.warmup_steps)
@@ -135,6 +138,31 @@ def _damaged(run: Run) -> Iterator[Finding]:
         text=f"{many}; {cost}. First: {problems[0].where}: {problems[0].text}.",
         chart=rule.chart,
     )
+
+
+# Columns of which a value that is not finite says that the run is sick, whoever wrote it. The collector writes null
+# and an event instead.
+_FINITE = {
+    "loss": ("task_loss", "total_loss", "lb_loss", "z_loss", "grad_norm"),
+    "router": ("load_entropy_ratio", "maxvio_count", "token_entropy_ratio", "z_mean", "logit_abs_max"),
+    "residual": ("norm_mean",),
+    "transition": ("growth", "relative_delta"),
+}
+
+
+def _not_finite(run: Run) -> Iterator[Finding]:
+    """NaN and infinity in the rows themselves."""
+    found = []
+    for table, names in _FINITE.items():
+        if table in run.tables:
+            counts = ", ".join(f"count(*) filter (not isfinite({name}))" for name in names)
+            row = run.sql(f"select {counts} from {table}").fetchall()[0]
+            found += [(f"{table}.{name}", count) for name, count in zip(names, row, strict=True) if count]
+    if found:
+        total, rule = sum(count for _, count in found), RULES["nonfinite"]
+        where = ", ".join(name for name, _ in found[:4]) + (", ..." if len(found) > 4 else "")
+        text = f"{total:,} {'value' if total == 1 else 'values'} of the rows, in {where}."
+        yield Finding(severity="critical", rule=rule.name, title=rule.title, text=text, chart=rule.chart)
 
 
 def _words(group: list[Alert], last: int, *, at_once: bool) -> str:

@@ -55,6 +55,15 @@ def number(value: float | int | None, digits: int = 4) -> str:
     return f"{value:.{digits - 1}e}"
 
 
+def plain(text: str) -> str:
+    """Text of strangers, such as a run's name: what could move a terminal's cursor or colours is a sign instead.
+
+    >>> plain("a\\x1b[31mb")
+    'a\ufffd[31mb'
+    """
+    return "".join(sign if sign.isprintable() or sign == "\n" else "\ufffd" for sign in text)
+
+
 def make_table(columns: Sequence[str], *, left: Sequence[str] = ()) -> Table:
     """A plain table; columns are right-aligned, those named in `left` are not."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1))

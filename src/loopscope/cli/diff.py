@@ -12,7 +12,7 @@ from rich.text import Text
 
 from loopscope.analysis import Run, open_run, open_runs
 from loopscope.analysis.compare import By, Difference, differences, settings_between, window_of
-from loopscope.cli.console import make_console, make_table, number, titled, working
+from loopscope.cli.console import make_console, make_table, number, plain, titled, working
 from loopscope.errors import ConfigError
 
 _TITLES = {
@@ -66,7 +66,7 @@ class Diff:
             table = make_table(("setting", "A", "B"), left=("setting", "A", "B"))
             for setting in settings:
                 # Text, not markup: the values are somebody's configuration.
-                table.add_row(Text(setting.name), Text(setting.a), Text(setting.b))
+                table.add_row(*(Text(plain(cell)) for cell in (setting.name, setting.a, setting.b)))
             for part in titled(f"Settings that differ: {len(settings)}", table):
                 console.print(part)
         else:
@@ -87,7 +87,7 @@ def _side(path: str) -> list[Run]:
 
 
 def _named(runs: Sequence[Run]) -> str:
-    return ", ".join(f"{run.manifest.run_name or run.path.name} ({run.path})" for run in runs)
+    return plain(", ".join(f"{run.manifest.run_name or run.path.name} ({run.path})" for run in runs))
 
 
 def _table(rows: Sequence[Difference], *, spread: bool) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -15,24 +16,33 @@ from loopscope.analysis.health_findings import findings
 from loopscope.analysis.liveness import liveness
 from loopscope.analysis.records import records
 from loopscope.analysis.scope import scope_of
-from loopscope.cli.console import make_table, number, titled
+from loopscope.cli.console import make_table, number, plain, titled
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _POINTS = 48
 
 
-def view(run: Run, bounds: Bounds = None) -> Group:
-    """Head, losses, the loop, worst visits, alerts."""
-    parts = [_head(run), _losses(run), _loop(run), _worst(run), _alerts(run, bounds)]
+def view(run: Run, settings: Bounds = None, *, width: int = 100) -> Group:
+    """Head, alerts, losses, the loop, worst visits, in `width` columns."""
+    losses, loop = _losses(run, _points(width, 26)), _loop(run, _points(width, 56))
+    parts = [_head(run), _alerts(run, settings), losses, loop, _worst(run)]
     return Group(*(line for part in parts if part for line in [*part, Text("")]))
 
 
+def _points(width: int, taken: int) -> int:
+    """Points of a sparkline beside columns that take `taken`."""
+    return max(4, min(_POINTS, width - taken))
+
+
 def sparkline(values: Sequence[float | None]) -> str:
-    """One block per value between the smallest and the largest; a blank where there is none.
+    """One block per value between the smallest and the largest; a blank where there is none, or none that is finite.
 
     >>> sparkline([0, 1, None, 2])
     '▁▅ █'
+    >>> sparkline([float("nan"), 1, float("inf"), 2])
+    ' ▁ █'
     """
+    values = [value if value is not None and math.isfinite(value) else None for value in values]
     known = [value for value in values if value is not None]
     if not known:
         return " " * len(values)
@@ -46,7 +56,7 @@ def _rows(run: Run, table: str, query: str) -> list[dict[str, Any]]:
 
 
 def _head(run: Run) -> list[RenderableType]:
-    name = run.manifest.run_name or run.path.name
+    name = plain(run.manifest.run_name or run.path.name)
     last = _rows(
         run, "loss", "select step, attempt, tokens_seen, elapsed_s, wall_time from loss where {where} "
         "order by step desc limit 20"
@@ -68,7 +78,7 @@ def _head(run: Run) -> list[RenderableType]:
     return [Text(line, style="bold")]
 
 
-def _losses(run: Run) -> list[RenderableType]:
+def _losses(run: Run, points: int) -> list[RenderableType]:
     names = ("task_loss", "total_loss", "lb_loss", "grad_norm", "lr")
     rows = _rows(
         run, "loss", f"select step, {', '.join(names)} from loss where {{where}} order by step desc limit {_POINTS * 4}"
@@ -78,15 +88,15 @@ def _losses(run: Run) -> list[RenderableType]:
     table = make_table(("loss", "now", f"last {len(rows)} steps"), left=("loss", f"last {len(rows)} steps"))
     for name in names:
         values = [row[name] for row in rows]
-        table.add_row(name, number(values[-1]), sparkline(_thin(values)))
+        table.add_row(name, number(values[-1]), sparkline(_thin(values, points)))
     return [table]
 
 
-def _loop(run: Run) -> list[RenderableType]:
+def _loop(run: Run, points: int) -> list[RenderableType]:
     rows = _rows(
         run, "transition", "select step, to_loop_step as r, avg(relative_delta) as delta, avg(growth) as growth, "
         "avg(state_cosine) as cosine from transition where {where} and kind = 'step_boundary' "
-        f"and step in (select distinct step from transition order by step desc limit {_POINTS}) "
+        f"and step in (select distinct step from transition order by step desc limit {points}) "
         "group by step, r order by step, r",
     )  # fmt: skip
     if not rows:
@@ -140,15 +150,20 @@ def _alerts(run: Run, bounds: Bounds) -> list[RenderableType]:
     for found in result.found:
         style = {"critical": "bold red", "warn": "yellow", "early": "dim"}[found.severity]
         mark = "over" if found.over else found.severity
-        lines.append(Text(f"{mark}: {found.title}. {found.text}", style="dim" if found.over else style))
+        lines.append(
+            Text(plain(f"{mark}: {found.title}. {found.text}"), style="dim" if found.over else style)
+        )
     if not result.found:
         lines.append(Text("none" + (f". {result.judged}" if result.state == "young" else ""), style="dim"))
     return lines
 
 
-def _thin(values: Sequence[float | None]) -> list[float | None]:
-    size = max(1, -(-len(values) // _POINTS))
-    groups = [[v for v in values[i : i + size] if v is not None] for i in range(0, len(values), size)]
+def _thin(values: Sequence[float | None], points: int) -> list[float | None]:
+    size = max(1, -(-len(values) // points))
+    groups = [
+        [v for v in values[i : i + size] if v is not None and math.isfinite(v)]
+        for i in range(0, len(values), size)
+    ]
     return [sum(group) / len(group) if group else None for group in groups]
 
 

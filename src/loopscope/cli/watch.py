@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import signal
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
+from rich.console import Console, Group
 from rich.live import Live
 
 from loopscope.alerts import AlertOverrides
@@ -22,7 +29,7 @@ from loopscope.errors import ConfigError
 class Watch:
     """Show losses, the loop, the worst visits and alerts, and look again every few seconds.
 
-    Ends by itself when the run does, or with Ctrl-C. In a pipe it prints once.
+    Ends by itself when the run does, with Ctrl-C or SIGTERM, or with its terminal. In a pipe it prints once.
     """
 
     path: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -37,7 +44,7 @@ class Watch:
     """Traces in a row that must break a rule's bound before it is an alert; default: as the run was trained."""
 
     def run(self) -> int:
-        """Show until the run ends or somebody interrupts; 0.
+        """Show until the run ends or somebody ends it; 0.
 
         Raises:
             NotARunError: `path` holds no run.
@@ -48,14 +55,53 @@ class Watch:
         settings = AlertOverrides(warmup_steps=self.warmup_steps, sustain=self.sustain)
         console = make_console()
         if self.once or not console.is_terminal:
-            console.print(view(open_run(self.path), settings))
+            console.print(self._look(console, settings))
             return 0
+        follow = self._pages if console.is_dumb_terminal else self._live
         try:
-            with Live(view(open_run(self.path), settings), console=console, auto_refresh=False) as live:
-                while liveness(self.path) == "live":
-                    time.sleep(self.every)
-                    live.update(view(open_run(self.path), settings), refresh=True)
+            with _signals_end_it():
+                follow(console, settings)
         except KeyboardInterrupt:
             # The last picture stays on the screen; that somebody stopped looking is no error.
             pass
+        except OSError as error:
+            if error.errno not in (errno.EIO, errno.EPIPE):
+                raise
+            # The terminal is gone; Python would complain once more at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+    def _look(self, console: Console, settings: AlertOverrides) -> Group:
+        return view(open_run(self.path), settings, width=console.width)
+
+    def _live(self, console: Console, settings: AlertOverrides) -> None:
+        # Alerts come first: what does not fit into a low window is cut off at its end.
+        with Live(self._look(console, settings), console=console, auto_refresh=False) as live:
+            # A terminal that was closed is none any more; nothing that is written to it fails.
+            while liveness(self.path) == "live" and console.is_terminal:
+                time.sleep(self.every)
+                live.update(self._look(console, settings), refresh=True)
+
+    def _pages(self, console: Console, settings: AlertOverrides) -> None:
+        """One look under the other, for a terminal that cannot go back up."""
+        console.print(self._look(console, settings))
+        while liveness(self.path) == "live" and console.is_terminal:
+            time.sleep(self.every)
+            console.rule()
+            console.print(self._look(console, settings))
+
+
+@contextmanager
+def _signals_end_it() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the look as Ctrl-C does, so that the terminal gets its cursor back."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {name: signal.signal(getattr(signal, name), interrupt) for name in names}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(getattr(signal, name), handler)

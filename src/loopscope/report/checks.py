@@ -63,7 +63,7 @@ class _Kind:
     """False where it is judged from the first step on."""
 
 
-_UNTRACED = "no router was traced"
+_UNTRACED = "no router has a value"
 _KINDS = (
     _Kind(
         title="The losses add up", rules=("closure",), chart="closure", read=readings.closure,
@@ -95,7 +95,7 @@ _KINDS = (
     ),
     _Kind(
         title="The state stops growing in the loop", rules=("loop_growth",), chart="growth", read=readings.growth,
-        missing="no loop was traced", bound="at most {growth:g}, or falling",
+        missing="no loop has a value", bound="at most {growth:g}, or falling",
     ),
     _Kind(
         title="The loop settles as it once did", rules=("loop_delta",), chart="relative_delta", read=readings.movement,
@@ -103,7 +103,7 @@ _KINDS = (
     ),
     _Kind(
         title="Tokens stay different", rules=("token_correlation",), chart="token_correlation",
-        read=readings.correlation, missing="no state of a loop was traced", bound="at most {token_correlation:g}",
+        read=readings.correlation, missing="no state of a loop has a value", bound="at most {token_correlation:g}",
     ),
     _Kind(
         title="Everything was measured", rules=("coverage", "dropped", "bad_input", "other"), chart="coverage",

@@ -83,6 +83,7 @@ def _chart(
         )
         buckets = look.buckets(table, SERIES_BUCKETS)
         found = look.thinned(source, ["v", "tokens"], buckets.per_bucket)
+        found = [r for r in found if r["v"] is not None]
         placed = [r for r in found if r[by] is not None]
         if len(placed) < len(found):
             notes.append(
@@ -94,13 +95,18 @@ def _chart(
         if buckets.note:
             notes.append(f"{run}: {buckets.note}")
         notes += [f"{run}: {note}" for note in look.missing(table, (column,), only)]
-    if not rows:
+    if not scopes:
         return None
     return Chart(
         id=name,
         title=title,
         text=text,
-        spec=lines(y=unit, color="run", x=x_step() if by == "step" else x_step("training tokens", "tokens")),
+        spec=lines(
+            y=unit,
+            color="run",
+            columns=2,
+            x=x_step() if by == "step" else x_step("training tokens", "tokens"),
+        ),
         data=Data.of(rows),
         metrics=((table, column),),
         scope=", ".join(dict.fromkeys(scopes)),

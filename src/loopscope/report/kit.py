@@ -26,7 +26,7 @@ Mark = tuple[int, str]
 
 def x_step(title: str = "step", field: str = "step") -> alt.X:
     """The training axis: optimizer steps or tokens."""
-    axis = alt.Axis(labelExpr=_SHORT.format(below=",.0f"), tickCount=6, labelOverlap=True)
+    axis = alt.Axis(labelExpr=_SHORT.format(below=",.0f"), tickCount=6, tickMinStep=1, labelOverlap=True)
     return alt.X(f"{field}:Q", title=title, axis=axis, scale=alt.Scale(nice=False, zero=False))
 
 
@@ -45,6 +45,7 @@ def lines(
     band: bool = True,
     height: int = _HEIGHT,
     points: bool = False,
+    columns: int | None = None,
 ) -> Spec:
     """Lines of mean values over steps, each in the band of its bucket's smallest and largest value.
 
@@ -64,6 +65,8 @@ def lines(
         )
     x = x or x_step()
     sort = None if kind == "nominal" else alt.Undefined
+    # As many beside each other as fit on a phone.
+    legend = alt.Legend(columns=columns or (3 if kind == "nominal" else 6), labelLimit=130)
     base = alt.Chart(_DATA).encode(x=x)
     tooltip = [
         x_tip(x), alt.Tooltip(color, type=kind), alt.Tooltip("value:Q", format=".5g", title="mean"),  # type: ignore[arg-type]
@@ -71,13 +74,13 @@ def lines(
     ]  # fmt: skip
     line = base.mark_line(strokeWidth=1.6, point={"size": 22} if points else False).encode(
         y=alt.Y("value:Q", title=y, scale=scale, axis=axis),
-        color=alt.Color(color, type=kind, title=color_title, sort=sort),  # type: ignore[arg-type]
+        color=alt.Color(color, type=kind, title=color_title, sort=sort, legend=legend),  # type: ignore[arg-type]
         tooltip=tooltip,
     )
     if kind == "nominal":
         dashes = alt.Scale(range=_DASHES)
         line = line.encode(
-            strokeDash=alt.StrokeDash(f"{color}:N", title=color_title, sort=sort, scale=dashes)
+            strokeDash=alt.StrokeDash(f"{color}:N", title=color_title, sort=sort, scale=dashes, legend=legend)
         )
     # A line cannot be pointed at between its points; an invisible point can.
     hover = base.mark_point(size=80, filled=True, opacity=0).encode(y=alt.Y("value:Q"), tooltip=tooltip)

@@ -23,6 +23,8 @@ HEADLINES = {
 }
 """State → the first sentence that people read."""
 
+_MOST_NAME = 120
+
 # The chart that a rule points at may not exist in this run; then its section is the place.
 _SECTION_OF = {
     "closure": "s-loss", "health": "s-health", "coverage": "s-health", "dead": "s-router", "token_entropy": "s-router",
@@ -79,13 +81,23 @@ class Part:
         return rules_at(self.findings.settings)[finding.rule]
 
 
+def shown_name(name: str) -> str:
+    """A run's name, which anybody may have chosen: short, and without signs that turn or hide the text around it.
+
+    >>> shown_name("a\\u202eb"), len(shown_name("x" * 3000))
+    ('a\ufffdb', 120)
+    """
+    clean = "".join(sign if sign.isprintable() else "\ufffd" for sign in name)
+    return clean if len(clean) <= _MOST_NAME else clean[: _MOST_NAME - 1] + "…"
+
+
 def part_of(run: Run, key: str, bounds: Bounds = None) -> Part:
     """Read a run once, and put its part together; judged by its own bounds where no others are given."""
     found = findings(run, bounds)
     look = Look(run, found.settings)
     return Part(
         key=key,
-        name=run.manifest.run_name or run.path.name,
+        name=shown_name(run.manifest.run_name or run.path.name),
         facts=facts(look),
         findings=found,
         sections=[module.section(look) for module in SECTIONS],

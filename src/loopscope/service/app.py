@@ -22,6 +22,7 @@ from loopscope.alerts import Bounds
 from loopscope.analysis import open_run
 from loopscope.errors import ConfigError, LoopscopeError
 from loopscope.report.page import MOST_RUNS, asset, script_bundle
+from loopscope.report.part import shown_name
 from loopscope.service.access import Access, Guard
 from loopscope.service.catalog import Catalog, Entry
 from loopscope.service.openapi import openapi
@@ -81,6 +82,7 @@ class _Service:
         states = await run_in_threadpool(lambda: [(entry, entry.state()) for entry in shown])
         nonce = secrets.token_urlsafe(16)
         text = _templates().get_template("index.html.j2").render(
+            shown_name=shown_name,
             entries=states, total=len(entries), truncated=self._catalog.truncated, page=page, pages=pages, nonce=nonce,
             newest=f"{entries[0].key if entries else ''} {len(entries)}",
             style=Markup(asset("report.css")), script=Markup(_own_asset("index.js")),

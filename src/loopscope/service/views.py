@@ -18,7 +18,7 @@ from loopscope.analysis.records import records, value
 from loopscope.analysis.scope import scope_of
 from loopscope.report.compare import Axis, comparison
 from loopscope.report.page import render
-from loopscope.report.part import part_of, plain_charts
+from loopscope.report.part import part_of, plain_charts, shown_name
 from loopscope.service.catalog import Entry
 from loopscope.service.kept import Kept
 
@@ -71,7 +71,11 @@ class Views:
         def make() -> str:
             runs = [open_run(entry.path) for entry in entries]
             return render(
-                [], comparison(runs, [e.name for e in entries], by), "", live=live, nonce=self._nonce
+                [],
+                comparison(runs, [shown_name(e.name) for e in entries], by),
+                "",
+                live=live,
+                nonce=self._nonce,
             )
 
         page = await self.kept.get(
