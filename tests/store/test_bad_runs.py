@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 from store_runs import change_manifest, write_attempt
 
-from loopscope.errors import NotARunError, RunExistsError, SchemaError, StoreError
+from loopscope.analysis import open_run
+from loopscope.errors import ConfigError, NotARunError, RunExistsError, SchemaError, StoreError
 from loopscope.store import RunReader, RunStore, read_table
+from loopscope.store.disk import Disk
 from loopscope.store.verify import verify_run
 
 
@@ -192,3 +196,79 @@ def test_a_newer_layout_is_not_written_to(run: Path) -> None:
 def test_a_leftover_temporary_file_disturbs_nobody(run: Path) -> None:
     (run / "journal" / "00001-r0-00002.loss.tmp").write_bytes(b"PAR1")
     assert verify_run(run).problems == []
+
+
+@pytest.mark.parametrize("name", ["é" * 200, "x" * 300], ids=["text that is long in bytes", "long"])
+def test_a_name_that_no_disk_takes_is_refused_in_words(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be written: File name too long"):
+        RunStore.create(tmp_path / name)
+    with pytest.raises(NotARunError, match="File name too long"):
+        RunReader(tmp_path / name)
+    with RunStore.create(tmp_path / "run", run_name=name) as store:
+        assert RunReader(store.path).manifest.run_name == name
+
+
+def test_a_disk_that_was_full_when_the_run_was_made_takes_it_later(tmp_path: Path) -> None:
+    class Full(Disk):
+        full = True
+
+        def replace(self, source: Path, target: Path) -> None:
+            if self.full and target.name == "run.json":
+                raise OSError(errno.ENOSPC, "No space left on device")
+            super().replace(source, target)
+
+    disk = Full()
+    with pytest.raises(ConfigError, match="No space left"):
+        RunStore.create(tmp_path / "run", disk=disk)
+    disk.full = False
+    with RunStore.create(tmp_path / "run", disk=disk) as store:
+        disk.full = True
+        with pytest.raises(ConfigError, match="No space left"):
+            store.claim_attempt(first_step=1)
+        disk.full = False
+        store.writer(attempt=store.claim_attempt(first_step=1)).append("loss", {"step": 1})
+    found = verify_run(tmp_path / "run")
+    assert (found.problems, found.rows["loss"]) == ([], 1)
+
+
+def test_a_part_in_another_tables_folder_is_named_and_missed(run: Path) -> None:
+    path = part(run)
+    (run / "tables" / "residual").mkdir()
+    path.rename(run / "tables" / "residual" / path.name)
+    found = verify_run(run)
+    assert found.lost_rows == 10
+    assert {p.where.split("/")[1] for p in found.problems} == {"loss", "residual"}
+
+
+def test_links_on_the_way_to_the_run_are_the_users_own(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "parent").symlink_to(run.parent)
+    (tmp_path / "itself").symlink_to(run)
+    for path in (tmp_path / "parent" / run.name, tmp_path / "itself"):
+        assert verify_run(path).problems == []
+        assert open_run(path).sql("select count(*) from loss").fetchall() == [(8,)]
+
+
+def test_documents_that_are_no_files_are_named(run: Path) -> None:
+    for name in ("run.json", "attempts/00001.json", next(run.glob("journal/*.sealed")).relative_to(run)):
+        (run / name).unlink()
+        (run / name).mkdir()
+    reader = RunReader(run)
+    assert {p.kind for p in reader.check_all()} >= {"manifest", "attempt", "journal"}
+
+
+def test_a_clock_that_jumped_back_between_attempts(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time_ns", lambda: 10**17)
+    monkeypatch.setattr(time, "time", lambda: 1e8)
+    write_attempt(run, range(7, 12), parent=2)
+    found = verify_run(run)
+    assert (found.problems, found.live["loss"]) == ([], 11)
+
+
+def test_many_attempts_are_one_chain(tmp_path: Path) -> None:
+    for number in range(30):
+        write_attempt(
+            tmp_path / "run", range(1 + number, 4 + number), parent=number or None, seal=number % 3 > 0
+        )
+    found = verify_run(tmp_path / "run")
+    assert found.problems == []
+    assert RunReader(tmp_path / "run").read("loss")["step"].to_pylist() == list(range(1, 33))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -14,6 +16,7 @@ from loopscope.errors import StoreError
 from loopscope.store import RunReader, RunStore
 from loopscope.store.compact import compact_run
 from loopscope.store.seal_run import seal_run
+from loopscope.store.verify import verify_run
 
 
 @pytest.fixture
@@ -76,6 +79,25 @@ def test_compact_holds_live_rows_only_and_replaces_an_older_one(run: Path) -> No
     assert Compact(path=run).run() == 0
     assert pq.read_table(run / "compact" / "loss").num_rows == 9
     assert sorted(p.name for p in run.iterdir() if "tmp" in p.name) == []
+
+
+def test_readers_look_while_the_run_is_compacted_and_sealed(run: Path) -> None:
+    stop, seen = threading.Event(), []
+
+    def look() -> None:
+        while not stop.is_set():
+            seen.append(RunReader(run).read("loss")["step"].to_pylist())
+            assert verify_run(run).problems == []
+
+    with ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(look)
+        for number in range(6):
+            compact_run(run)
+            write_attempt(run, range(9, 10 + number), parent=2 + number, seal=number % 2 == 0)
+            seal_run(run)
+        stop.set()
+        looking.result()
+    assert all(steps[:8] == list(range(1, 9)) for steps in seen)
 
 
 def test_compact_touches_no_folder_of_others(run: Path, tmp_path: Path) -> None:

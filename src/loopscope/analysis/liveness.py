@@ -30,6 +30,7 @@ def _alive(lock: Path) -> bool:
     if alive is not None:
         return alive
     try:
-        return time.time() - lock.stat().st_mtime < GRACE_S
+        # Either way: a clock that jumped back must not let a dead writer live until it has caught up.
+        return abs(time.time() - lock.stat().st_mtime) < GRACE_S
     except OSError:
         return False

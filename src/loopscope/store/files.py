@@ -164,3 +164,12 @@ def segments_by_attempt(parts: Mapping[str, list[Part]]) -> dict[int, set[str]]:
         for part in table_parts:
             found.setdefault(part.segment.attempt, set()).add(table)
     return found
+
+
+def last_seq(root: Path, attempt: int, writer: str) -> int:
+    """The highest sequence number that a writer's files have: its next file takes the one behind it."""
+    prefix = f"{attempt:05d}-{writer}-"
+    names = [p.name for p in (root / JOURNAL_DIR).glob(f"{prefix}*")]
+    names += [p.name[5:] for p in (root / TABLES_DIR).glob(f"*/part-{prefix}*")]
+    numbers = [n[len(prefix) :].split("-")[0].split(".")[0] for n in names]
+    return max([0, *(int(n) for n in numbers if n.isdigit())])

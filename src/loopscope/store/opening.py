@@ -11,7 +11,11 @@ from loopscope.store.names import JOURNAL_DIR, MANIFEST, TABLES_DIR
 
 def refuse_existing(root: Path) -> None:
     """Raise RunExistsError where the folder holds a run, ConfigError where it is no folder."""
-    if root.exists() and not root.is_dir():
+    try:
+        is_file = root.exists() and not root.is_dir()
+    except OSError as error:  # a name that is too long, a folder on the way that may not be entered
+        raise unwritable(root, error) from None
+    if is_file:
         raise ConfigError(f"{root} is a file, expected a folder that does not exist or is empty")
     try:
         manifest = read_manifest(root)

@@ -44,7 +44,11 @@ class RunReader:
         """
         self.root = Path(path)
         self.schemas = tables
-        if not self.root.is_dir():
+        try:
+            is_folder = self.root.is_dir()
+        except OSError as error:  # a name that is too long, a folder on the way that may not be entered
+            raise NotARunError(f"{self.root} is not a run: {error.strerror or error}.") from None
+        if not is_folder:
             raise NotARunError(f"{self.root} is not a run: there is no such folder.")
         self.files: RunFiles = scan_files(self.root)
         self.problems: list[Problem] = list(self.files.problems)

@@ -17,6 +17,7 @@ from loopscope import __version__
 from loopscope.errors import ConfigError, StoreError
 from loopscope.store.attempts import create_attempt, merge_attempts, read_attempts
 from loopscope.store.disk import LOCAL_DISK, Disk
+from loopscope.store.files import last_seq
 from loopscope.store.ids import this_process, uuid7
 from loopscope.store.journal import JournalHeader
 from loopscope.store.keeper import Keeper
@@ -158,6 +159,7 @@ class RunStore:
             parent_step=parent_step,
             schemas={name: schema.version for name, schema in tables.items()},
         )
+        lock = None
         try:
             for folder in (JOURNAL_DIR, ATTEMPTS_DIR, TABLES_DIR):
                 disk.mkdir(root / folder)
@@ -166,6 +168,8 @@ class RunStore:
             refuse_existing(root)
             write_manifest(disk, root, manifest)
         except OSError as error:
+            if lock is not None:
+                lock.release()  # The next try, once there is space, must not meet our own lock.
             if isinstance(error, StoreError):
                 raise
             raise unwritable(root, error) from None
@@ -293,7 +297,7 @@ class RunStore:
             first_step=record.first_step,
             world_size=record.world_size,
             writer=writer,
-            seq=self._last_seq(record.attempt, writer),
+            seq=last_seq(self.path, record.attempt, writer),
             schemas={name: schema.version for name, schema in self._tables.items()},
             loopscope_version=__version__,
         )
@@ -359,14 +363,6 @@ class RunStore:
             f"attempt {number} of run {self.run_id} is not there; expected a number that claim_attempt() returned on "
             "rank 0. Broadcast it to the other ranks after it was claimed."
         )
-
-    def _last_seq(self, attempt: int, writer: str) -> int:
-        """The highest sequence number that this writer's files have: the next file takes the one behind it."""
-        prefix = f"{attempt:05d}-{writer}-"
-        names = [p.name for p in (self.path / JOURNAL_DIR).glob(f"{prefix}*")]
-        names += [p.name[5:] for p in (self.path / TABLES_DIR).glob(f"*/part-{prefix}*")]
-        numbers = [n[len(prefix) :].split("-")[0].split(".")[0] for n in names]
-        return max([0, *(int(n) for n in numbers if n.isdigit())])
 
     def _seal_writer(self, writer: RowWriter) -> None:
         names = self._keeper.take_waiting(f"{writer.attempt:05d}-{writer.name}-")
