@@ -11,6 +11,7 @@ from torchtitan.components.metrics import BaseLogger, TensorBoardLogger, WandBLo
 
 from loopscope.collect.faults import describe
 from loopscope.errors import ConfigError, LoopscopeError
+from loopscope.integrations.torchtitan.options import LoopscopeOptions
 from loopscope.session import LoopscopeConfig
 from loopscope.trackers.guard import MAX_FAILURES
 
@@ -27,7 +28,7 @@ def tracker_names(config: Any) -> tuple[str, ...]:
         ConfigError: ``loopscope.trackers`` names one of torchtitan's, which has a switch of its own.
     """
     names = [name for name, field in FLAGS.items() if getattr(config.metrics, field)]
-    for name in config.loopscope.trackers:
+    for name in getattr(config, "loopscope", LoopscopeOptions()).trackers:
         if name in FLAGS and name not in names:
             flag = "--metrics." + FLAGS[name].replace("_", "-")
             raise ConfigError(
