@@ -374,3 +374,13 @@ def test_a_model_with_the_contract_records_itself(tmp_path: Path) -> None:
     assert len(rows(tmp_path, "router")) == len(model.expected_visits())
     with pytest.raises(PlanError, match="would record them twice"):
         attach(model, tmp_path, plan={"stack.0": BLOCK})
+
+
+def test_a_resume_goes_on_with_the_steps_before_it(tmp_path: Path) -> None:
+    with attach(make(), tmp_path, every=1) as run:
+        for seed in range(4):
+            train_step(run.adapter.model, seed=seed)
+    with attach(make(), tmp_path, every=1, resume=True, first_step=3) as run:
+        train_step(run.adapter.model, seed=9)
+    found = {(row["step"], row["attempt"]) for row in rows(tmp_path, "router")}
+    assert found == {(1, 1), (2, 1), (3, 2)}

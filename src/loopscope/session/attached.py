@@ -85,7 +85,13 @@ class Attachment:
                 reducer=self._rank_reducer(world_size),
                 configuration={"capture": self.facts},
             )
-            self._session.begin_attempt(first_step=self._first_step)
+            # No checkpoint says whose it is: a resume goes on with the newest attempt, from before `first_step`.
+            resumed = self._session.config.resume
+            self._session.begin_attempt(
+                first_step=self._first_step,
+                parent_run_id=self._session.run_id if resumed else None,
+                parent_attempt=self._session.last_attempt if resumed else None,
+            )
             self._watch = Watch(
                 self.adapter, wanted=self._wanted, deliver=self._deliver, ended=self._after_forward
             )

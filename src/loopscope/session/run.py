@@ -23,6 +23,7 @@ from loopscope.session.alerting import alerting_writer, with_alerts
 from loopscope.session.config import LoopscopeConfig
 from loopscope.session.schedule import is_probe_step, is_trace_step
 from loopscope.store import RunStore
+from loopscope.store.attempts import read_attempts
 from loopscope.store.mirror import refuse_mirror
 from loopscope.trace import TraceMeta, VisitSpec
 from loopscope.trackers import TrackerStart, TrackingWriter, start_trackers
@@ -109,6 +110,12 @@ class Loopscope:
     def run_id(self) -> str:
         """UUIDv7 of the run. TraceError before `open`."""
         return self._opened().run_id
+
+    @property
+    def last_attempt(self) -> int | None:
+        """Number of the newest attempt of the run so far; None where there is none. TraceError before `open`."""
+        store = self._opened()
+        return max((a.attempt for a in read_attempts(store.path)[0]), default=None)
 
     def open(
         self,
