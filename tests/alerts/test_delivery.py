@@ -366,11 +366,11 @@ def test_rows_that_the_store_lost_are_told_though_no_row_says_so():
     heard, inner = [], MemoryWriter()
     writer = AlertingWriter(inner, RULES, sinks={"list": heard.append})
     writer.append("loss", {"step": 1, "total_loss": 1.0})
-    inner.dropped = 3
+    inner.dropped, inner.fsync_failures = 3, 1
     writer.append("loss", {"step": 2, "total_loss": 1.0})
     writer.append("loss", {"step": 3, "total_loss": 1.0})
     writer.close()
-    assert [(told.rule, told.step) for told in heard] == [("dropped", 2)]
+    assert [(told.rule, told.step) for told in heard] == [("dropped", 2), ("other", 2)]
 
 
 def test_an_event_is_told_again_after_a_long_silence():

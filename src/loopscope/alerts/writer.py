@@ -91,7 +91,7 @@ class AlertingWriter:
         self._untold = [] if past is None else list(past.untold)
         self._traces: dict[str, list[Mapping[str, Any]]] = {}
         self._keys: dict[str, Any] = {}
-        self._dropped = inner.dropped
+        self._lost = self._counters()
         self._pid = os.getpid()
         many = getattr(inner, "append_many", None)
         self._append_many = many if callable(many) else self._one_by_one
@@ -189,12 +189,21 @@ class AlertingWriter:
         self._see_dropped(row)
 
     def _see_dropped(self, row: Mapping[str, Any]) -> None:
-        """The store counts what it could not write, and writes that down only when it can again."""
-        lost = self._inner.dropped - self._dropped
-        if lost > 0:
-            self._dropped += lost
-            event = {"event": "dropped_rows", "severity": "critical", "count": lost}
-            self._judge("health", [{key: row[key] for key in _KEYS if key in row} | event])
+        """The store counts what its disk refused, and writes that down, past us, when it can again."""
+        now = self._counters()
+        if now == self._lost:
+            return
+        lost, self._lost = self._lost, now
+        for name, count in now.items():
+            if count > lost[name]:
+                event = {"event": name, "severity": "critical", "count": count - lost[name]}
+                self._judge("health", [{key: row[key] for key in _KEYS if key in row} | event])
+
+    def _counters(self) -> dict[str, int]:
+        return {
+            "dropped_rows": self._inner.dropped,
+            "fsync_failed": getattr(self._inner, "fsync_failures", 0),
+        }
 
     def _judge(self, table: str, rows: list[Mapping[str, Any]]) -> None:
         whole = [row for row in rows if row.get("aggregation_scope") == "global"] or rows
