@@ -118,7 +118,7 @@ def test_microbatches_equal_one_batch():
         headline = made.on_trace_step(1, part, meta(), microbatch=number, num_microbatches=4)
         assert bool(headline) is (number == 3)
         assert ("router" in writer.tables) is (number == 3)
-    per_microbatch = {"maxvio_micro_mean", "lb_loss_micro_mean", "num_microbatches"}
+    per_microbatch = {"maxvio_micro_mean", "lb_loss_micro_mean", "filled_microbatches", "num_microbatches"}
     for table in ("router", "residual", "transition"):
         for one, many in zip(whole_writer.tables[table], writer.tables[table], strict=True):
             for name, value in metrics(one).items():

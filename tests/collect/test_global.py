@@ -14,7 +14,13 @@ from loopscope.collect import MemoryWriter, RowContext
 from loopscope.collect.global_layout import GlobalLayout
 from loopscope.errors import ConfigError, MetricInputError, TraceError
 
-PER_RANK = {"maxvio_micro_mean", "maxvio_rank_max", "lb_loss_micro_mean", "num_microbatches"}
+PER_RANK = {
+    "maxvio_micro_mean",
+    "maxvio_rank_max",
+    "lb_loss_micro_mean",
+    "filled_microbatches",
+    "num_microbatches",
+}
 LISTS = ("expert_mass", "mean_prob")
 
 

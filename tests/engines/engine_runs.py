@@ -17,8 +17,9 @@ _OPTIONS = StoreOptions(tick_s=3600.0, seal_in="thread", on_error="raise")
 
 ROUTER = TABLES["router"]
 ROUTER_V2 = TableSchema(
-    ROUTER.name, ROUTER.doc, (*ROUTER.columns, Column("later", "float64", "came with version 2", since=2)),
-    ROUTER.primary_key, version=2,
+    ROUTER.name, ROUTER.doc,
+    (*ROUTER.columns, Column("later", "float64", "came with the next version", since=ROUTER.version + 1)),
+    ROUTER.primary_key, version=ROUTER.version + 1,
 )  # fmt: skip
 TABLES_V2: Mapping[str, TableSchema] = {**TABLES, "router": ROUTER_V2}
 

@@ -68,6 +68,7 @@ def router_columns(v, valid):
     row["mean_prob"] = mean_prob.tolist()
     row["lb_loss"] = experts * float(np.dot(counts / (k * len(tokens)), mean_prob))
     row["lb_loss_micro_mean"] = row["lb_loss"]
+    row["filled_microbatches"] = 1
     h = np.mean([special.entr(probs[t]).sum() for t in tokens])
     row["token_entropy_mean"] = h
     row["token_entropy_ratio"] = h / math.log(experts) if experts > 1 else None
@@ -133,6 +134,7 @@ def residual_columns(residual, valid):
         "nonfinite_count": 0,
         "token_correlation": np.mean(cosines) if cosines else None,
         "token_correlation_excluded": excluded,
+        "token_correlation_pairs": len(cosines),
     }
 
 

@@ -207,6 +207,7 @@ def test_bad_residual_leaves_the_router_alone():
         "abs_max",
         "token_correlation",
         "token_correlation_excluded",
+        "token_correlation_pairs",
     }
 
 

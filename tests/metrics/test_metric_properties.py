@@ -23,7 +23,7 @@ TENSORS = (
     "selection_scores",
 )
 PER_EXPERT = ("expert_count", "expert_mass", "mean_prob", "expert_bias")
-OF_THE_SPLIT = ("maxvio_micro_mean", "maxvio_rank_max", "lb_loss_micro_mean")
+OF_THE_SPLIT = ("maxvio_micro_mean", "maxvio_rank_max", "lb_loss_micro_mean", "filled_microbatches")
 
 
 def mapped(v, change):

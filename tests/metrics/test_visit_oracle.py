@@ -97,6 +97,8 @@ def test_all_padding_has_counts_of_zero_and_no_statistic(case):
                     "expert_mass",
                     "nonfinite_count",
                     "token_correlation_excluded",
+                    "token_correlation_pairs",
+                    "filled_microbatches",
                 )
                 assert name not in nulls
 

@@ -115,7 +115,11 @@ def reduce_probe(
 
 def _of_one_batch(row: RowDict) -> RowDict:
     values = {name: row[source] for name, source in _OF_ONE_BATCH.items()}
-    return {**row, **values, "num_microbatches": None if row.get("num_microbatches") is None else 1}
+    if row.get("num_microbatches") is not None:
+        values["num_microbatches"] = 1
+    if row.get("filled_microbatches") is not None:
+        values["filled_microbatches"] = min(1, row["filled_microbatches"])  # type: ignore[call-overload]
+    return {**row, **values}
 
 
 def _overlap_rows(shared: Mapping[LoopPair, NDArray[np.float64]], router: Iterable[RowDict]) -> list[RowDict]:

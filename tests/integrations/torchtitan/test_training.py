@@ -154,7 +154,7 @@ MERGED_OTHERWISE = {
     # Means or maxima over microbatch × rank values: what one batch would not show, which is their point.
     *("lb_loss_micro_mean", "maxvio_micro_mean", "maxvio_rank_max"),
     # The rank's own, and the run's keys.
-    *("num_microbatches", "null_reasons"),
+    *("num_microbatches", "filled_microbatches", "null_reasons"),
 }
 
 

@@ -14,6 +14,7 @@ from loopscope.metrics.partials import Partials
 from loopscope.metrics.ratio import TINY
 
 _SHARDED = absent("sequence is sharded over ranks")
+_COLUMNS = ("token_correlation", "token_correlation_excluded", "token_correlation_pairs")
 
 
 def _partial(c: VisitContext) -> Mapping[str, Tensor]:
@@ -31,11 +32,15 @@ def _partial(c: VisitContext) -> Mapping[str, Tensor]:
 def _finish(p: Partials) -> Mapping[str, Any]:
     excluded = p.number("correlation_excluded")
     if p.sequence_sharded:
-        return {"token_correlation": _SHARDED, "token_correlation_excluded": _SHARDED}
+        return dict.fromkeys(_COLUMNS, _SHARDED)
     pairs = p.number("pairs")
     no_pair = NOT_APPLICABLE if p.tokens > 0 else np.nan
     value = p.number("pair_cosine") / pairs if pairs > 0 else no_pair
-    return {"token_correlation": value, "token_correlation_excluded": excluded}
+    return {
+        "token_correlation": value,
+        "token_correlation_excluded": excluded,
+        "token_correlation_pairs": pairs,
+    }
 
 
 FAMILY: Family[VisitContext] = Family(
@@ -47,7 +52,7 @@ FAMILY: Family[VisitContext] = Family(
             formula="Σ_seq(‖Σ_t ĥ_t‖² − T_s) / Σ_seq T_s(T_s − 1), ĥ = h/‖h‖, not centred",
             unit="1",
             needs=("residual",),
-            merge="numerator, denominator",
+            merge="Σ token_correlation·token_correlation_pairs / Σ token_correlation_pairs",
             source="mean cosine over pairs of distinct valid tokens of one sequence",
             null_rule="sharded sequence or no valid token: absent; no pair of tokens: not_applicable; "
             "non-finite residual: nonfinite",
@@ -58,6 +63,18 @@ FAMILY: Family[VisitContext] = Family(
             kind="int64",
             formula="#{t : ‖h_t‖ < 1e-12}",
             unit="tokens",
+            needs=("residual",),
+            merge="sum",
+            source="definition",
+            null_rule="sharded sequence: absent; non-finite residual: nonfinite",
+            empty_is_value=True,
+        ),
+        Metric(
+            name="token_correlation_pairs",
+            table="residual",
+            kind="int64",
+            formula="Σ_seq T_s(T_s − 1): ordered pairs behind token_correlation",
+            unit="pairs",
             needs=("residual",),
             merge="sum",
             source="definition",

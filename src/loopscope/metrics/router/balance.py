@@ -26,6 +26,7 @@ def _finish(p: Partials) -> Mapping[str, Any]:
         "mean_prob": mean_prob,
         "lb_loss": p.num_experts * (f * mean_prob).sum(),
         "lb_loss_micro_mean": p.mean("lb_micro", "filled"),
+        "filled_microbatches": p.number("filled"),
     }
 
 
@@ -58,7 +59,19 @@ FAMILY: Family[VisitContext] = Family(
             "float64",
             "equal-weight mean of each microbatch × rank's own E·Σ_e f_e·P_e",
             ("topk_idx", "router_probs"),
-            "sum, count",
+            "Σ lb_loss_micro_mean·filled_microbatches / Σ filled_microbatches",
+        ),
+        Metric(
+            name="filled_microbatches",
+            table="router",
+            kind="int64",
+            formula="microbatches × ranks with a valid token: what lb_loss_micro_mean is a mean over",
+            unit="microbatches",
+            needs=(),
+            merge="sum",
+            source="definition",
+            null_rule="never; 0 where there is no valid token",
+            empty_is_value=True,
         ),
     ),
     sums=(Slot("prob", "E"), Slot("lb_micro")),

@@ -43,6 +43,6 @@ def floats(names: str, doc: str = "") -> tuple[Column, ...]:
     return tuple(Column(name, "float64", doc) for name in names.split())
 
 
-def counts(names: str, doc: str = "") -> tuple[Column, ...]:
+def counts(names: str, doc: str = "", *, since: int = 1) -> tuple[Column, ...]:
     """An int64 column per name in a blank-separated list."""
-    return tuple(Column(name, "int64", doc) for name in names.split())
+    return tuple(Column(name, "int64", doc, since=since) for name in names.split())

@@ -17,6 +17,7 @@ RESIDUAL = TableSchema(
     name="residual",
     doc="One row per traced step and visit: size and spread of the block's output h.",
     primary_key=VISIT_KEY,
+    version=2,
     columns=(
         *RUN_KEYS,
         *VISIT_KEYS,
@@ -27,6 +28,7 @@ RESIDUAL = TableSchema(
         *floats("token_correlation", "mean cosine over pairs of distinct valid tokens of one sequence"),
         *counts("token_correlation_excluded", "tokens left out because |h| is below 1e-12"),
         *counts("nonfinite_count", "non-finite entries of h among the valid tokens"),
+        *counts("token_correlation_pairs", "ordered pairs of tokens behind token_correlation", since=2),
     ),
 )
 

@@ -48,6 +48,12 @@ _SCORES = (
     *floats("bias_jaccard", "overlap of the choice with and without the bias"),
 )
 
+_LATER = counts(
+    "filled_microbatches",
+    "microbatches × ranks with a valid token: what lb_loss_micro_mean is a mean over",
+    since=2,
+)
+
 _KEYS = (
     *RUN_KEYS,
     *VISIT_KEYS,
@@ -59,7 +65,8 @@ ROUTER = TableSchema(
     name="router",
     doc="One row per traced step and visit of a layer with a router (training tokens).",
     primary_key=VISIT_KEY,
-    columns=(*_KEYS, *_LOAD, *_SCORES),
+    version=2,
+    columns=(*_KEYS, *_LOAD, *_SCORES, *_LATER),
 )
 
 CORPUS = (
@@ -72,5 +79,6 @@ PROBE_ROUTER = TableSchema(
     name="probe_router",
     doc="The router columns over a fixed probe corpus; one row per probe step and visit.",
     primary_key=(*VISIT_KEY, "corpus_hash"),
-    columns=(*_KEYS, *CORPUS, *_LOAD, *_SCORES),
+    version=2,
+    columns=(*_KEYS, *CORPUS, *_LOAD, *_SCORES, *_LATER),
 )
