@@ -66,7 +66,9 @@ def verify_run(root: Path) -> Verification:
     found.problems += _missing_segments(reader)
     wrong, text = _judge_attempt_table(reader, table_of_attempts)
     if text:
-        (found.problems if wrong else found.notes).append(Problem("live", ATTEMPT_TABLE, text, 0 if wrong else None))
+        (found.problems if wrong else found.notes).append(
+            Problem("live", ATTEMPT_TABLE, text, 0 if wrong else None)
+        )
     if reader.manifest.rebuilt and not any(p.kind == "manifest" for p in found.problems):
         text = "was put together from the rows after it was lost: it lacks names, configuration and versions"
         found.notes.append(Problem("manifest", MANIFEST, text))

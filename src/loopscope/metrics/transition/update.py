@@ -77,7 +77,11 @@ FAMILY: Family[PairContext] = Family(
         _metric("update_cosine", "mean_t cos(D_r,t, D_{r−1},t)", "sum"),
         _metric("update_cosine_excluded", "#{t : ‖D_r,t‖·‖D_{r−1},t‖ < 1e-12}", "sum", "tokens", "int64"),
         _metric("acceleration", "mean_t ‖D_r,t − D_{r−1},t‖", "sum", "activation"),
-        _metric("contraction", "Σ_t ‖D_r,t‖ / Σ_t ‖D_{r−1},t‖", "delta_norm_mean·T of this row and of the boundary before it"),
+        _metric(
+            "contraction",
+            "Σ_t ‖D_r,t‖ / Σ_t ‖D_{r−1},t‖",
+            "delta_norm_mean·T of this row and of the boundary before it",
+        ),
     ),
     sums=tuple(Slot(name) for name in _SLOTS),
     partial=_partial,
