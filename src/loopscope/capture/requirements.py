@@ -74,6 +74,7 @@ _BESIDE = {
     ("router", "dropped_assignments"): ("topk_idx", "dropped_assignments"),
     ("router", "nonfinite_count"): ("router_logits",),
     ("router", "dead_expected"): ("topk_idx",),
+    ("router", "filled_microbatches"): ("topk_idx",),
     ("residual", "nonfinite_count"): ("residual",),
     ("transition", "nonfinite_count"): ("residual",),
     ("transition", "overlap_chance"): ("topk_idx",),
