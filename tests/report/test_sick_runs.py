@@ -2,14 +2,14 @@
 
 import pytest
 from page_reader import Page
-from sick_runs import train
+from sick_runs import WARM, train
 
 from loopscope import open_run
 from loopscope.alerts import RULES, AlertSettings
 from loopscope.report import write_report
 
-# 45 steps are no 1,000: the warm-up is shortened, the window is the default one.
-SETTINGS = AlertSettings(warmup_steps=10)
+# 110 steps are no 1,000: the warm-up is shortened, the window is the default one.
+SETTINGS = AlertSettings(warmup_steps=WARM)
 
 
 @pytest.mark.usefixtures("no_bundle")
@@ -25,11 +25,14 @@ SETTINGS = AlertSettings(warmup_steps=10)
 def test_the_first_screen_names_what_is_wrong(tmp_path, sickness, rule, words):
     run = open_run(train(tmp_path / "run", sickness))
     (part,) = write_report([run], tmp_path / "report.html", settings=SETTINGS)
-    found = part.findings.found
-    assert (found[0].rule if found else None) == rule
+    # That and nothing else, neither beside it nor as an early sign.
+    assert [finding.rule for finding in part.findings.found] == ([rule] if rule else [])
     assert part.findings.early == ()
+    broken = [check.title for check in part.checks if check.state in ("critical", "warn", "early")]
+    assert len(broken) == (1 if rule else 0)
     text = Page(tmp_path / "report.html").text
     first_screen = text[: text.index("traced steps")]
+    assert f"{12 - len(broken)} of 12 checks healthy" in first_screen or "beyond its bound" in first_screen
     assert words in first_screen
     if rule:
         assert RULES[rule].title in first_screen

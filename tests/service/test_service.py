@@ -9,7 +9,7 @@ from report_runs import Shape, generated_run
 from service_runs import client, finished_run, loss_row, open_writer
 
 from loopscope.errors import ConfigError
-from loopscope.service import make_app, views
+from loopscope.service import app, make_app, views
 from loopscope.service.catalog import Catalog
 from loopscope.service.prometheus import _GAUGES, MOST_RUNS
 
@@ -154,7 +154,8 @@ def test_gauges_are_those_of_the_last_step_and_few(root):
     assert {name.split()[0] for name in names} <= described
 
 
-def test_the_gauges_of_a_deep_model_and_of_many_runs_are_no_more(tmp_path):
+def test_the_gauges_of_a_deep_model_and_of_many_runs_are_no_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(app, "_SCRAPE_S", 600.0)
     # 34 visits at 64 experts, all traced: what a monitoring system stores does not grow with them.
     generated_run(tmp_path / "deep", Shape(steps=20, loops=8, layers=4, experts=64), name="n" * 5000)
     for i in range(60):
@@ -166,6 +167,14 @@ def test_the_gauges_of_a_deep_model_and_of_many_runs_are_no_more(tmp_path):
     assert per_run == len(_GAUGES) + 3
     assert per_run < 20
     assert max(map(len, samples)) < 250
+
+
+def test_a_scrape_ends_in_time_and_the_next_one_goes_on(root, monkeypatch):
+    monkeypatch.setattr(app, "_SCRAPE_S", -1.0)
+    browser = client(root)
+    assert "loopscope_step{" not in browser.get("/metrics").text
+    monkeypatch.setattr(app, "_SCRAPE_S", 60.0)
+    assert browser.get("/metrics").text.count("loopscope_step{") == 2
 
 
 def test_a_comparison_is_aligned_by_tokens_and_follows_its_runs(tmp_path, monkeypatch):
@@ -239,7 +248,8 @@ def test_a_run_whose_manifest_is_broken_is_listed_and_breaks_nothing(root):
     assert browser.get("/metrics").status_code == 200
 
 
-def test_a_thousand_runs(tmp_path):
+def test_a_thousand_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(app, "_SCRAPE_S", 600.0)
     first = finished_run(tmp_path / "r0000")
     for i in range(1, 1000):
         shutil.copytree(first, tmp_path / f"r{i:04d}")
@@ -267,9 +277,9 @@ def test_fifty_clients_on_one_run_are_served_by_one_reading(root, monkeypatch):
 
 
 def test_the_description_names_the_routes(root):
-    app = make_app(root)
+    made = make_app(root)
     described = client(root).get("/api/openapi.json").json()
-    served = {route.path for route in app.routes if route.path.startswith(("/api", "/metrics"))}
+    served = {route.path for route in made.routes if route.path.startswith(("/api", "/metrics"))}
     assert set(described["paths"]) == served
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ from loopscope.service.rows import rows
 from loopscope.service.views import Views
 
 _PER_PAGE = 50
+_SCRAPE_S = 5.0
+"""A scrape that takes longer would be given up by whoever asked."""
 
 
 def make_app(root: Path, *, access: Access | None = None, settings: Bounds = None) -> Starlette:
@@ -127,8 +130,10 @@ class _Service:
         states = await run_in_threadpool(lambda: {entry.key: entry.state() for entry in readable})
         # Live ones first; the sort keeps the newest first among equals.
         chosen = sorted(readable, key=lambda entry: states[entry.key] != "live")[:MOST_GAUGED]
-        known = []
+        known, until = [], time.monotonic() + _SCRAPE_S
         for entry in chosen:
+            if time.monotonic() > until:
+                break  # What was read is kept: the next scrape has the rest.
             try:
                 known.append((entry, states[entry.key], await self._views.headline(entry)))
             except LoopscopeError:

@@ -38,7 +38,7 @@ const loopscope = (() => {
         mark: { color: t.alarm, strokeWidth: 1.4 },
         bound: { color: t.alarm, strokeWidth: 1.6 },
         missing: { color: t.soft, opacity: 0.25 },
-        cross: { color: "#e00000", stroke: "white", strokeWidth: 0.8 },
+        cross: { color: "#ff5a4f", stroke: "white", strokeWidth: 0.8 },
       },
     };
   }

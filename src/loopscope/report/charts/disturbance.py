@@ -42,7 +42,7 @@ def disturbances(look: Look) -> list[Chart]:
                 text=f"{text} At the probe after step {rows[0]['step'] if rows else '?'}.",
                 spec=lines(
                     y=unit, color="layer", kind="ordinal", color_title="layer", points=True, band=False,
-                    x=_loop_axis(), zero=True,
+                    x=_loop_axis(sorted({r["r"] for r in rows})), zero=True,
                 ),
                 data=Data.of(data),
                 metrics=(("probe_perturbation", column),),
@@ -90,10 +90,6 @@ def _rates(look: Look) -> list[Chart]:
     ]  # fmt: skip
 
 
-def _loop_axis() -> alt.X:
-    return alt.X(
-        "loop step:Q",
-        title="loop step",
-        axis=alt.Axis(tickMinStep=1, format="d"),
-        scale=alt.Scale(nice=False),
-    )
+def _loop_axis(steps: list[int]) -> alt.X:
+    axis = alt.Axis(values=steps, format="d", labelOverlap=True)
+    return alt.X("loop step:Q", title="loop step", axis=axis, scale=alt.Scale(nice=False))

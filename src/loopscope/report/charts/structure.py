@@ -87,11 +87,16 @@ def _saturation(look: Look) -> list[Chart]:
 
 
 def _by_visit(data: list[dict[str, Any]], x: str, value: str, title: str, **more: Any) -> Any:
-    """Depth from the top down, as in every map; as far to either side of 1, so that a shade means the same."""
-    furthest = max((abs(row[value] - 1) for row in data), default=1.0) or 1.0
+    """Depth from the top down, as in every map; grey is 1."""
+    lows, highs = (
+        min((row[value] for row in data), default=0.0),
+        max((row[value] for row in data), default=2.0),
+    )
+    # Near 1 as far to either side, so that a shade means the same; nothing is below 0.
+    furthest = max(highs - 1, 1 - lows, 0.1)
     visits = len({row["visit"] for row in data})
     return matrix(
-        x=x, y="visit", value=value, title=title, middle=1, domain=[1 - furthest, 1 + furthest], x_title="",
+        x=x, y="visit", value=value, title=title, middle=1, domain=[max(0.0, 1 - furthest), 1 + furthest], x_title="",
         y_title="", labels=True, ordered=True, height=max(80, 20 * visits), **more,
     )  # fmt: skip
 
