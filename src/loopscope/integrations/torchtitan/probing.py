@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -19,6 +20,8 @@ from loopscope.trace import raised_in_probe_forward, run_probe_forward
 
 if TYPE_CHECKING:
     from loopscope.integrations.torchtitan.trainer import LoopscopeTrainer
+
+_log = logging.getLogger("loopscope.probe")
 
 
 class TrainerProbe:
@@ -95,6 +98,8 @@ class TrainerProbe:
                 f"no probe between: probe_every is {options.probe_every}, the training has {last_step} steps"
             )
             collector.record_event(step, "probe_every_not_reached", "info", detail=detail)
+            if collector.writes:
+                _log.warning("loopscope: %s", detail)
         return found
 
     def _adapt(self, step: int, stretch: int) -> None:
