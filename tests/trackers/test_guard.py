@@ -156,3 +156,29 @@ def test_an_alert_does_not_come_in_the_middle_of_a_step():
     guard.log(values(1))
     thread.join()
     assert overlapped == [False]
+
+
+def test_training_does_not_wait_for_an_alert_that_hangs():
+    inside, may_end = threading.Event(), threading.Event()
+
+    class Stuck(Remembering):
+        def alert(self, notice):
+            inside.set()
+            may_end.wait(60)
+
+    tracker = Stuck()
+    guard, told = guarded(tracker, busy_seconds=0.01)
+    thread = threading.Thread(target=guard.alert, args=(None,))
+    thread.start()
+    inside.wait()
+    for step in range(1, 10):
+        guard.log(values(step))
+    # The alert is still under way: a step that waited for it would never have returned.
+    assert thread.is_alive()
+    assert (guard.is_on, guard.missed, tracker.steps) == (False, 9, [])
+    assert told[-1][0] == "tracker_failed"
+    assert "off after 3 failures in a row: TimeoutError: has been busy with an alert" in told[-1][1]
+    may_end.set()
+    thread.join()
+    guard.close()
+    assert tracker.closed

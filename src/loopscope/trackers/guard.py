@@ -21,6 +21,9 @@ MAX_FAILURES = 3
 CLOSE_SECONDS = 30.0
 """How long the end of training waits for a tracker."""
 
+BUSY_SECONDS = 1.0
+"""How long a step waits for a tracker that is telling an alert; three such steps in a row, and it is off."""
+
 Event = Literal["tracker_started", "tracker_failed", "tracker_keys"]
 
 
@@ -46,6 +49,7 @@ class GuardedTracker:
         on_error: "record" or "raise".
         tell: takes what happens to it.
         close_seconds: how long `close` waits for it.
+        busy_seconds: how long `log` waits for an alert that it is telling.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class GuardedTracker:
         on_error: Literal["record", "raise"],
         tell: Tell,
         close_seconds: float = CLOSE_SECONDS,
+        busy_seconds: float = BUSY_SECONDS,
     ) -> None:
         self.name = name
         self.is_on = False
@@ -64,7 +69,7 @@ class GuardedTracker:
         self.missed = 0
         """Steps whose values it did not take."""
         self._start, self._limit, self._on_error, self._tell = start, limit, on_error, tell
-        self._close_seconds = close_seconds
+        self._close_seconds, self._busy_seconds = close_seconds, busy_seconds
         self._tracker: Tracker | None = None
         self._budget = KeyBudget(limit)
         self._in_a_row = self._failures = self._told_keys = 0
@@ -94,8 +99,7 @@ class GuardedTracker:
         values = dataclasses.replace(values, scalars=self._budget.admit(values.scalars))
         self._count_keys()
         try:
-            with self._lock:
-                self._tracker.log(values)
+            self._hand_over(self._tracker, values)
             self._in_a_row = 0
         except Exception as error:  # noqa: BLE001  (raised again where that was asked for)
             self.missed += 1
@@ -141,6 +145,15 @@ class GuardedTracker:
             self._say(
                 "tracker_failed", f"did not end within {self._close_seconds:g} s, and is left to itself"
             )
+
+    def _hand_over(self, tracker: Tracker, values: StepValues) -> None:
+        # An alert on its way to a service that does not answer must not hold the training up.
+        if not self._lock.acquire(timeout=self._busy_seconds):
+            raise TimeoutError(f"has been busy with an alert for more than {self._busy_seconds:g} s")
+        try:
+            tracker.log(values)
+        finally:
+            self._lock.release()
 
     def _failed(self, error: Exception) -> None:
         if self._on_error == "raise":
