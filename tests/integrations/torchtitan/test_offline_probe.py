@@ -95,6 +95,7 @@ def test_incomplete_checkpoints_are_refused_by_name(copied: Path, tmp_path: Path
 
 def test_another_architecture(copied: Path, tmp_path: Path, capsys) -> None:
     manifest = json.loads((copied / "run.json").read_text())
+    del manifest["checksum"]  # changed on purpose
     for layer in manifest["configuration"]["trainer"]["model_spec"]["model"]["layers"]:
         layer["moe"]["routed_experts"]["inner_experts"]["hidden_dim"] //= 2
     (copied / "run.json").write_text(json.dumps(manifest))
@@ -104,6 +105,7 @@ def test_another_architecture(copied: Path, tmp_path: Path, capsys) -> None:
 
 def test_a_vocabulary_that_is_too_small(copied: Path, tmp_path: Path, capsys) -> None:
     manifest = json.loads((copied / "run.json").read_text())
+    del manifest["checksum"]  # changed on purpose
     manifest["configuration"]["trainer"]["model_spec"]["model"]["vocab_size"] = 60
     (copied / "run.json").write_text(json.dumps(manifest))
     assert main(["probe", str(checkpoint(copied, 2)), "--out", str(tmp_path / "out")]) == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import warnings
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from loopscope.errors import ConfigError, ProbeError
 from loopscope.models.loopmoe.flavors import LoopMoEShape, build_config
 from loopscope.probe.legacy import load_legacy
+from loopscope.store import read_manifest
 
 _METADATA = ".metadata"
 _STEP = re.compile(r"^step-(\d+)$")
@@ -161,6 +161,7 @@ def training_of(checkpoint: Path, run: Path | None = None) -> Training:
 
     Raises:
         ConfigError: none is found, or it says nothing of a model that can be built.
+        StoreError: its run.json is damaged.
     """
     folder = run or next(
         (path for path in checkpoint.resolve().parents if (path / "run.json").is_file()), None
@@ -169,8 +170,8 @@ def training_of(checkpoint: Path, run: Path | None = None) -> Training:
         raise ConfigError(
             f"no run.json above {checkpoint}; expected the run that wrote it. Name its folder with --run."
         )
-    manifest = json.loads((folder / "run.json").read_text())
-    trainer = manifest.get("configuration", {}).get("trainer", {})
+    manifest = read_manifest(folder)
+    trainer = manifest.configuration.get("trainer", {})
     try:
         spec, options = trainer["model_spec"], trainer["loopscope"]
         if spec["name"] != "loopmoe":
@@ -181,7 +182,7 @@ def training_of(checkpoint: Path, run: Path | None = None) -> Training:
         shape = shape_of(spec["model"])
         return Training(
             run=folder,
-            run_id=manifest["run_id"],
+            run_id=manifest.run_id,
             shape=shape,
             tokenizer_path=_tokenizer(folder, Path(trainer["hf_assets_path"])),
             seq_len=min(options["probe_seq_len"], trainer["training"]["seq_len"]),
