@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +28,9 @@ from loopscope import LoopscopeError, open_run
 
 Log = Callable[[dict[str, float]], object]
 Block = Literal["damped", "plain", "growing"]
+
+_KEEPERS: list[subprocess.Popen[bytes]] = []
+"""Kept, because their pipes must stay open as long as this process lives."""
 
 
 # -- which run -------------------------------------------------------------------------------------------------------
@@ -47,11 +51,14 @@ def newest(root: str = "../runs") -> Path | None:
 @cache
 def folder() -> Path:
     """Where this notebook's runs are made; removed when its kernel ends."""
-    import atexit
-
-    path = Path(tempfile.mkdtemp(prefix="loopscope-notebook-"))
-    atexit.register(shutil.rmtree, path, ignore_errors=True)
-    return path
+    path = tempfile.mkdtemp(prefix="loopscope-notebook-")
+    # A process that waits for the end of ours: a kernel that is killed (Spark's often are) runs nothing at its exit.
+    wait = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
+    keeper = subprocess.Popen(
+        [sys.executable, "-c", wait, path], stdin=subprocess.PIPE, start_new_session=True
+    )
+    _KEEPERS.append(keeper)
+    return Path(path)
 
 
 # -- a small training ------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,19 @@ def test_the_newest_run_is_taken(runs: Path, tmp_path: Path) -> None:
     newest.symlink_to(runs / "whole")
     said = execute("first_look", tmp_path, without=("torch",), LOOPSCOPE_RUNS=str(newest.parent))
     assert said.startswith("whole, begun")
+
+
+@pytest.mark.parametrize("end", ["pass", "os.kill(os.getpid(), 9)"])
+def test_what_a_notebook_made_goes_with_its_process_however_it_ends(end: str, tmp_path: Path) -> None:
+    code = (
+        f"import os, sample_runs as s; s.sweep(1); print(len(list(s.folder().iterdir())), flush=True); {end}"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=FOLDER, env=environment, text=True, capture_output=True, check=False
+    )
+    assert done.stdout.splitlines()[-1] == "1", done.stderr
+    deadline = time.monotonic() + 60
+    while list(tmp_path.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert list(tmp_path.iterdir()) == []
