@@ -1,6 +1,7 @@
 """The pages in a real browser: they open, draw, follow a live run, and do nothing that a run's name says."""
 
 import contextlib
+import shutil
 import time
 
 import browser as chromium
@@ -67,6 +68,11 @@ def test_a_live_page_follows_the_run_and_a_hostile_name_does_nothing(tmp_path, s
             assert time.monotonic() - written < 5
         store.close()
         tab.wait("document.body.dataset.state === 'finished'")
+        # What is shown stays, with a word that it is the last; a refused answer is an error of the browser's log.
+        shutil.rmtree(tmp_path / "live")
+        tab.wait("document.getElementById('connection').textContent.includes('no longer there')")
+        assert tab.value(CHARTS) >= 4
+        tab.errors = [error for error in tab.errors if "404" not in error]
         outside = [url for url in tab.requests if not url.startswith((address, "data:", "about:"))]
         assert (outside, tab.dialogs, tab.errors) == ([], [], [])
 

@@ -3,6 +3,7 @@
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
+import duckdb
 import pytest
 from page_reader import Page
 from report_runs import Shape, generated_run
@@ -236,6 +237,29 @@ def test_a_run_that_is_deleted_while_shown(root):
     for path in (f"/api/runs/{key}/version", f"/api/runs/{key}", f"/runs/{key}"):
         assert browser.get(path).status_code == 404, path
     assert browser.get("/metrics").status_code == 200
+
+
+def test_files_that_go_away_under_a_reading_are_a_deleted_run_or_are_read_again(root, monkeypatch):
+    browser = client(root)
+    key = keys(browser)["first"]
+    real, tried = views.headline, []
+
+    def headline(*given):
+        tried.append(1)
+        if len(tried) == 1:
+            raise duckdb.IOException("No files found that match the pattern")
+        return real(*given)
+
+    monkeypatch.setattr(views, "headline", headline)
+    assert browser.get(f"/api/runs/{key}").status_code == 200
+    assert len(tried) == 2
+
+    def gone(*given):
+        shutil.rmtree(root / "one", ignore_errors=True)
+        raise duckdb.IOException("No files found that match the pattern")
+
+    monkeypatch.setattr(views, "part_of", gone)
+    assert browser.get(f"/runs/{key}").status_code == 404
 
 
 def test_a_run_whose_manifest_is_broken_is_listed_and_breaks_nothing(root):

@@ -30,7 +30,7 @@ from loopscope.service.openapi import openapi
 from loopscope.service.prometheus import MOST_RUNS as MOST_GAUGED
 from loopscope.service.prometheus import exposition
 from loopscope.service.rows import rows
-from loopscope.service.views import Views
+from loopscope.service.views import Views, steady
 
 _PER_PAGE = 50
 _SCRAPE_S = 5.0
@@ -172,7 +172,11 @@ class _Service:
         entry = await self._entry(request.path_params["key"])
         query = dict(request.query_params)
         return JSONResponse(
-            await run_in_threadpool(lambda: rows(open_run(entry.path), request.path_params["table"], query))
+            await run_in_threadpool(
+                lambda: steady(
+                    [entry], lambda: rows(open_run(entry.path), request.path_params["table"], query)
+                )
+            )
         )
 
 

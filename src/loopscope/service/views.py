@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 
+import duckdb
 from starlette.responses import JSONResponse
 
 from loopscope.alerts import Bounds
@@ -16,12 +18,14 @@ from loopscope.analysis import Run, open_run
 from loopscope.analysis.health_findings import findings
 from loopscope.analysis.records import records, value
 from loopscope.analysis.scope import scope_of
+from loopscope.errors import StoreError
 from loopscope.report.compare import Axis, comparison
 from loopscope.report.page import render
 from loopscope.report.part import part_of, plain_charts, shown_name
 from loopscope.service.catalog import Entry
 from loopscope.service.kept import Kept
 
+T = TypeVar("T")
 _KEPT = 512
 _KEPT_BYTES = 128 << 20
 
@@ -79,7 +83,10 @@ class Views:
             )
 
         page = await self.kept.get(
-            ("comparison", by, *keys), lambda: "".join(entry.version() for entry in entries), make, len
+            ("comparison", by, *keys),
+            lambda: "".join(entry.version() for entry in entries),
+            lambda: steady(entries, make),
+            len,
         )
         return page.replace(self._nonce, nonce)
 
@@ -88,7 +95,7 @@ class Views:
         return await self.kept.get(
             ("headline", entry.key),
             entry.version,
-            lambda: headline(open_run(entry.path), self._bounds),
+            lambda: steady([entry], lambda: headline(open_run(entry.path), self._bounds)),
             _small,
         )
 
@@ -99,13 +106,36 @@ class Views:
         )
 
     async def _shown(self, entry: Entry) -> _Shown:
-        return await self.kept.get(("page", entry.key), entry.version, lambda: self._show(entry), _Shown.size)
+        return await self.kept.get(
+            ("page", entry.key),
+            entry.version,
+            lambda: steady([entry], lambda: self._show(entry)),
+            _Shown.size,
+        )
 
     def _show(self, entry: Entry) -> _Shown:
         part = part_of(open_run(entry.path), "r0", self._bounds)
         page = render([part], None, "", live=f"/api/runs/{entry.key}/version", nonce=self._nonce)
         # The text is kept, not the part: its rows as Python objects take twenty times the memory.
         return _Shown(page=page, charts=bytes(JSONResponse(plain_charts(part)).body))
+
+
+def steady(entries: Sequence[Entry], read: Callable[[], T]) -> T:
+    """What `read` gives; tried again where files went away under it.
+
+    Raises:
+        StoreError: a run was deleted.
+    """
+    for left in (2, 1, 0):
+        try:
+            return read()
+        except (duckdb.Error, OSError):
+            if any(entry.version() == "gone" for entry in entries):
+                raise StoreError("the run is no longer there") from None
+            if not left:
+                raise
+        time.sleep(0.05)  # Whoever deletes or seals is half-way.
+    raise AssertionError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
