@@ -68,3 +68,18 @@ def test_gaps_cover_exactly_what_frames_do_not() -> None:
 def test_a_record_that_is_too_long_is_refused_before_it_is_written() -> None:
     with pytest.raises(OSError, match="expected at most"):
         encode_frame(0, bytes(MAX_PAYLOAD + 1))
+
+
+def test_a_damaged_length_of_the_last_frame_is_no_torn_write() -> None:
+    whole = encode_frame(0, b"first") + encode_frame(1, b"the last one")
+    start = len(encode_frame(0, b"first"))
+    for position in range(start, len(whole)):
+        for bit in range(8):
+            flipped = bytearray(whole)
+            flipped[position] ^= 1 << bit
+            gaps = [piece for piece in scan(bytes(flipped)) if isinstance(piece, Gap)]
+            assert gaps, (position, bit)
+            assert not any(gap.torn for gap in gaps), (position, bit)
+    for size in range(start + 1, len(whole)):
+        (gap,) = [piece for piece in scan(whole[:size]) if isinstance(piece, Gap)]
+        assert gap.torn, size

@@ -98,5 +98,9 @@ def _is_torn(data: bytes, position: int) -> bool:
     rest = data[position : position + HEAD_SIZE]
     if len(rest) < HEAD_SIZE:
         return rest[:4] == MARKER[: len(rest[:4])]
-    marker, _, length, _ = _HEAD.unpack(rest)
-    return bool(marker == MARKER and length <= MAX_PAYLOAD and position + HEAD_SIZE + length > len(data))
+    marker, ordinal, length, crc = _HEAD.unpack(rest)
+    if marker != MARKER or length > MAX_PAYLOAD or position + HEAD_SIZE + length <= len(data):
+        return False
+    # A whole last frame whose length was damaged also ends too early, by its own word: its checksum knows better.
+    payload = data[position + HEAD_SIZE :]
+    return zlib.crc32(payload, zlib.crc32(_COUNTED.pack(ordinal, len(payload)))) != crc

@@ -110,11 +110,12 @@ def _missing_segments(reader: RunReader) -> list[Problem]:
 
 def _look_at_attempt_table(root: Path) -> list[dict[str, Any]] | Exception | None:
     """Its rows; why it cannot be read; None where it is not there."""
-    path = root / ATTEMPT_TABLE
-    if not path.exists():
-        return None
     try:
-        rows: list[dict[str, Any]] = pq.read_table(path, page_checksum_verification=True).to_pylist()
+        # In one go: the file may be replaced between two looks at it.
+        data = pa.BufferReader((root / ATTEMPT_TABLE).read_bytes())
+        rows: list[dict[str, Any]] = pq.read_table(data, page_checksum_verification=True).to_pylist()
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError, pa.ArrowException) as error:
         return error
     return rows
