@@ -61,3 +61,19 @@ def test_what_probes_cost_is_said(finished):
     shares = finished.run("deep").sql("select value from health where event = 'probe_cost'").fetchall()
     assert len(shares) == 4
     assert all(0 < share < 1 for (share,) in shares)
+
+
+def test_every_rank_takes_part_and_one_writes(finished):
+    """A sharded forward waits for all ranks, so both took part; and no row is there twice."""
+    run = finished.run("deep")
+    for table, key in (
+        ("probe_loss", "step, stratum_kind, stratum"),
+        ("probe_router", "step, unrolled_pos"),
+        ("probe_readout", "step, readout, loop_step"),
+        ("probe_perturbation", "step, unrolled_pos"),
+    ):
+        found = run.sql(
+            f"select count(*), count(distinct ({key})), count(distinct rank) from {table}"
+        ).fetchall()
+        assert found[0][0] == found[0][1] > 0
+        assert found[0][2] <= 1
