@@ -103,4 +103,4 @@ def _is_torn(data: bytes, position: int) -> bool:
         return False
     # A whole last frame whose length was damaged also ends too early, by its own word: its checksum knows better.
     payload = data[position + HEAD_SIZE :]
-    return zlib.crc32(payload, zlib.crc32(_COUNTED.pack(ordinal, len(payload)))) != crc
+    return bool(zlib.crc32(payload, zlib.crc32(_COUNTED.pack(ordinal, len(payload)))) != crc)
