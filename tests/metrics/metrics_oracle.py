@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from scipy import special, stats
@@ -103,15 +104,33 @@ def router_columns(v, valid):
     row["expert_bias"] = row["bias_jaccard"] = None
     if v.expert_bias is not None:
         row["expert_bias"] = f64(v.expert_bias).tolist()
-        unbiased = v.router_logits if v.selection_scores is None else v.selection_scores - v.expert_bias
-        unbiased = flat(f64(unbiased))
-        jaccards = []
-        for t in tokens:
-            without = set(np.argsort(-unbiased[t], kind="stable")[:k].tolist())
-            used = set(idx[t].tolist())
-            jaccards.append(len(without & used) / len(without | used))
-        row["bias_jaccard"] = np.mean(jaccards)
+        biased = v.selection_scores is not None
+        unbiased = flat(f64(v.selection_scores) - f64(v.expert_bias) if biased else f64(v.router_logits))
+        # Equal scores may be chosen either way, and the router's own top-k chose among them: bounds, not a value.
+        overlaps = [shared_choices(unbiased[t], idx[t], k) for t in tokens]
+        row["bias_jaccard"] = Between(
+            *(np.mean([n / (2 * k - n) for n in side]) for side in zip(*overlaps, strict=True))
+        )
     return row
+
+
+class Between(NamedTuple):
+    """A value that ties leave open."""
+
+    least: float
+    most: float
+
+
+def shared_choices(scores, used, k):
+    """Least and most experts that `used` can share with a top-k of `scores`, whose ties are open."""
+    bar = np.sort(scores)[-k]
+    near = 1e-6 * max(1.0, np.abs(scores).max())
+    used = set(used.tolist())
+    sure = {e for e, s in enumerate(scores) if s > bar + near}
+    open_ = {e for e, s in enumerate(scores) if abs(s - bar) <= near}
+    seats, wanted = k - len(sure), len(open_ & used)
+    certain = len(sure & used)
+    return certain + max(0, seats - (len(open_) - wanted)), certain + min(seats, wanted)
 
 
 def residual_columns(residual, valid):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from metrics_inputs import finished, visits
-from metrics_oracle import check_histogram, check_quantile, residual_columns, router_columns
+from metrics_oracle import Between, check_histogram, check_quantile, residual_columns, router_columns
 
 from loopscope.metrics import REGISTRY, VisitTensors
 
@@ -34,6 +34,8 @@ def compare(got, expected, nulls, scale):
         assert have is not None, (name, nulls)
         if name.endswith("_hist"):
             check_histogram(have, want)
+        elif isinstance(want, Between):
+            assert want.least - 1e-6 <= have <= want.most + 1e-6, name
         elif name in QUANTILES:
             check_quantile(have, want, QUANTILES[name])
         else:
