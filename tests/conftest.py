@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 from hypothesis import settings
 from jaxtyping import install_import_hook
@@ -18,3 +19,8 @@ _HOOK = install_import_hook(_CHECKED, "beartype.beartype")
 settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
+
+# A shell ignores Ctrl-C for what it starts in the background, and a process inherits that: tests of Ctrl-C would wait
+# for what never comes.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -38,7 +38,7 @@ def arguments(out: Path, text: PreparedText, steps: int, *flags: str) -> list[st
 def flags_of(heard: Path) -> list[str]:
     notify = heard.with_suffix(".py")
     notify.write_text(
-        f"import os, sys\nopen({str(heard)!r}, 'a').write(sys.stdin.read() + '\\n')\n"
+        f"import os, sys\nopen({str(heard)!r}, 'a').write(sys.stdin.read())\n"  # a line of its own
         "assert os.environ['LOOPSCOPE_ALERT_RULE'] and sys.argv[1:] == ['--level', 'a b']\n"
     )
     found = ["--loopscope.alerts.command", f"{sys.executable} {notify} --level 'a b'"]
