@@ -121,25 +121,34 @@ def test_a_failed_upload_is_tried_again_counted_and_never_half_visible(tmp_path:
 def test_a_reader_of_the_copy_sees_a_whole_run_at_every_moment(tmp_path: Path) -> None:
     base = tmp_path / "remote"
     seen: list[int] = []
+    wrong: list[BaseException] = []
     stop = threading.Event()
 
     def look() -> None:
-        while not stop.is_set():
-            try:
-                run = open_run(base)
-            except NotARunError:
-                continue
-            steps = run.arrow("loss")["step"].to_pylist()
-            assert steps == list(range(1, len(steps) + 1))
-            assert run.problems == []
-            seen.append(len(steps))
+        try:
+            run = open_run(base)
+        except NotARunError:
+            return
+        steps = run.arrow("loss")["step"].to_pylist()
+        assert steps == list(range(1, len(steps) + 1))
+        assert run.problems == []
+        seen.append(len(steps))
 
-    thread = threading.Thread(target=look)
+    def keep_looking() -> None:
+        try:
+            while not stop.is_set():
+                look()
+        except BaseException as error:  # an assertion of a thread would be lost with it
+            wrong.append(error)
+
+    thread = threading.Thread(target=keep_looking)
     thread.start()
     train(tmp_path / "run", Remote.of(base.as_uri()), steps=100)
-    time.sleep(0.1)
     stop.set()
     thread.join()
+    assert wrong == []
+    assert seen == sorted(seen)
+    look()
     assert seen[-1] == 100
 
 
