@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from loopscope.store.disk import Disk
-from loopscope.store.frames import Frame, Gap, encode_frames, scan
+from loopscope.store.frames import Frame, Gap, encode_frame, encode_frames, scan
 
 
 class JournalHeader(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +33,7 @@ class JournalHeader(msgspec.Struct, frozen=True, kw_only=True):
 TakeRow = Callable[[str, dict[str, Any]], None]
 """Takes a table's name and one row."""
 
-_ENCODER = msgspec.msgpack.Encoder()
+_encode = msgspec.msgpack.Encoder().encode
 _HEADER = msgspec.msgpack.Decoder(JournalHeader)
 _ROW = msgspec.msgpack.Decoder(tuple[str, dict[str, Any]])
 
@@ -52,7 +52,7 @@ class Journal:
         self._ordinal = 0
         self._torn = False
         try:
-            self._write([_ENCODER.encode(header)])
+            self._write(encode_frame(0, _encode(header)), 1)
         except OSError:
             with contextlib.suppress(OSError):
                 disk.close(self.fd)
@@ -62,14 +62,18 @@ class Journal:
 
     def append(self, table: str, rows: Sequence[msgspec.Struct]) -> None:
         """Write rows, all or none. OSError where they are not in the file."""
-        encode = _ENCODER.encode
-        self._write([encode((table, row)) for row in rows])
-        self.rows += len(rows)
+        count = len(rows)
+        if count == 1:
+            # Every step's loss row comes alone: making a list of one costs as much as its frame.
+            data = encode_frame(self._ordinal, _encode((table, rows[0])))
+        else:
+            data = encode_frames(self._ordinal, [_encode((table, row)) for row in rows])
+        self._write(data, count)
+        self.rows += count
 
-    def _write(self, payloads: Sequence[bytes]) -> None:
+    def _write(self, data: bytes, count: int) -> None:
         if self._torn:
             self._repair()
-        data = encode_frames(self._ordinal, payloads)
         try:
             taken = self._disk.write(self.fd, data)
             while taken < len(data):
@@ -83,7 +87,7 @@ class Journal:
             with contextlib.suppress(OSError):
                 self._repair()
             raise
-        self._ordinal += len(payloads)
+        self._ordinal += count
         self.size += len(data)
         self.dirty = True
 

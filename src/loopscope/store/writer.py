@@ -25,6 +25,7 @@ from loopscope.store.schema import TableSchema
 
 OnError = Literal["record", "raise"]
 _log = logging.getLogger("loopscope.store")
+_convert = msgspec.convert
 
 
 class RowWriter:
@@ -114,7 +115,19 @@ class RowWriter:
                 none).
             StoreError: under "raise", where the disk refused the row or the writer is closed.
         """
-        self.append_many(table, (row,))
+        if os.getpid() != self._pid:
+            return
+        with self._mutex:
+            self.attempted += 1
+            # Nearly every call of a run comes here: no list, no loop.
+            try:
+                typed = self.check(table, row)
+            except Exception as error:  # noqa: BLE001 - nothing may reach the training loop
+                failed: StoreError | None = self._refuse(table, error)
+            else:
+                failed = self._take(table, (typed,))
+        if failed is not None and self.on_error == "raise":
+            raise failed
 
     def append_many(self, table: str, rows: Sequence[Mapping[str, object]]) -> None:
         """The same for several rows of one table, in one system call. A bad row takes no other along.
@@ -126,26 +139,35 @@ class RowWriter:
             return
         with self._mutex:
             self.attempted += len(rows)
-            typed: list[msgspec.Struct] = []
+            good: list[msgspec.Struct] = []
             failed: StoreError | None = None
             now = datetime.now(UTC)
             for row in rows:
                 try:
-                    typed.append(self.check(table, row, now))
-                except StoreError as error:
-                    failed = self._drop(error)
-                except Exception as error:  # noqa: BLE001 - nothing may reach the training loop
-                    failed = self._drop(StoreError(f"a row of table {table!r} could not be read: {error!r}"))
-            try:
-                if self._closed:
-                    raise StoreError(f"writer {self.name!r} is closed; expected no row after close()")
-                if typed:
-                    self._write(table, typed)
-            except Exception as error:  # noqa: BLE001 - the same
-                reason = error if isinstance(error, StoreError) else StoreError(f"{table!r}: {error}")
-                failed = self._drop(reason, len(typed))
+                    good.append(self.check(table, row, now))
+                except Exception as error:  # noqa: BLE001 - the same
+                    failed = self._refuse(table, error)
+            if good or self._closed:
+                failed = self._take(table, good) or failed
         if failed is not None and self.on_error == "raise":
             raise failed
+
+    def _refuse(self, table: str, error: Exception) -> StoreError:
+        """Count a row that is none, and say why."""
+        if isinstance(error, StoreError):
+            return self._drop(error)
+        return self._drop(StoreError(f"a row of table {table!r} could not be read: {error!r}"))
+
+    def _take(self, table: str, typed: Sequence[msgspec.Struct]) -> StoreError | None:
+        """Write rows, or say why they were dropped."""
+        try:
+            if self._closed:
+                raise StoreError(f"writer {self.name!r} is closed; expected no row after close()")
+            self._write(table, typed)
+        except Exception as error:  # noqa: BLE001 - the same
+            reason = error if isinstance(error, StoreError) else StoreError(f"{table!r}: {error}")
+            return self._drop(reason, len(typed))
+        return None
 
     def check(self, table: str, row: Mapping[str, object], now: datetime | None = None) -> msgspec.Struct:
         """The row in its typed form; `now` is its wall_time where it has none of its own.
@@ -157,7 +179,7 @@ class RowWriter:
         if schema is None:
             raise SchemaError(f"there is no table {table!r}; expected one of {sorted(self._tables)}")
         try:
-            typed: Any = msgspec.convert(row, schema.row_type)
+            typed: Any = _convert(row, schema.row_type)
         except msgspec.ValidationError as error:
             raise SchemaError(
                 f"a row of table {table!r} does not fit schema version {schema.version}: {error}. Expected plain "
