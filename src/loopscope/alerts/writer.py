@@ -15,6 +15,7 @@ from loopscope.alerts.notice import AlertNotice, NoticeSink
 from loopscope.alerts.past import Past, key_of, words_of
 from loopscope.alerts.settings import AlertSettings
 from loopscope.alerts.table import RULES, rules_at
+from loopscope.store.tables.keys import RUN_KEY_NAMES
 
 _log = logging.getLogger("loopscope.alerts")
 
@@ -24,17 +25,6 @@ _BY_TRACE = ("router", "residual", "transition")
 # A traced step ends with this event; without it a trace is known to be complete when the next begins.
 _END_OF_TRACE = "coverage"
 _NOT_DELIVERED = "alert_not_delivered"
-_KEYS = (
-    "run_id",
-    "attempt",
-    "step",
-    "rank",
-    "world_size",
-    "aggregation_scope",
-    "tokens_seen",
-    "elapsed_s",
-    "wall_time",
-)
 _OF_THEIR_OWN_STEP = ("tokens_seen", "elapsed_s", "wall_time")
 
 
@@ -197,7 +187,7 @@ class AlertingWriter:
         for name, count in now.items():
             if count > lost[name]:
                 event = {"event": name, "severity": "critical", "count": count - lost[name]}
-                self._judge("health", [{key: row[key] for key in _KEYS if key in row} | event])
+                self._judge("health", [{key: row[key] for key in RUN_KEY_NAMES if key in row} | event])
 
     def _counters(self) -> dict[str, int]:
         return {
@@ -212,7 +202,7 @@ class AlertingWriter:
             self._tell(fired, whole[0])
 
     def _tell(self, alerts: list[Alert], row: Mapping[str, Any]) -> None:
-        keys = self._keys = {key: row[key] for key in _KEYS if key in row}
+        keys = self._keys = {key: row[key] for key in RUN_KEY_NAMES if key in row}
         if self._speaks:
             self._write_alerts(alerts, keys)
         # After a rollback the same steps may break the same bound once more: people know.

@@ -11,23 +11,12 @@ from typing import Any, Literal
 
 from loopscope.alerts import AlertNotice
 from loopscope.collect import RowWriter
+from loopscope.store.tables.keys import RUN_KEY_NAMES
 from loopscope.trackers.assembly import StepAssembler
 from loopscope.trackers.guard import Event, GuardedTracker, Tell
 from loopscope.trackers.protocol import StepValues
 
 _log = logging.getLogger("loopscope.trackers")
-
-_KEYS = (
-    "run_id",
-    "attempt",
-    "step",
-    "rank",
-    "world_size",
-    "aggregation_scope",
-    "tokens_seen",
-    "elapsed_s",
-    "wall_time",
-)
 
 
 class TrackingWriter:
@@ -135,7 +124,7 @@ class TrackingWriter:
     def _see(self, table: str, row: Mapping[str, object]) -> None:
         with self._guarded():
             if row.get("aggregation_scope") == self._scope:
-                self._keys = {key: row[key] for key in _KEYS if key in row}
+                self._keys = {key: row[key] for key in RUN_KEY_NAMES if key in row}
             self._send(self._assembler.see(table, row, self._inner.dropped))
 
     def _send(self, steps: Iterator[StepValues]) -> None:

@@ -18,6 +18,9 @@ RUN_KEYS = (
 )
 """Every table but `attempt` starts with these."""
 
+RUN_KEY_NAMES = tuple(column.name for column in RUN_KEYS if column.name != "null_reasons")
+"""What a row that is made beside another row of its step takes over from it."""
+
 VISIT_KEYS = (
     Column("block", "string", "head, loop or tail"),
     Column("unrolled_pos", "int32", "0-based depth in the unrolled network", required=True),
