@@ -113,11 +113,11 @@ class Unreachable(Remote):
         self.refusals = refusals
         self.asked = 0
 
-    def put(self, source: Path, name: str) -> None:
+    def put(self, data: bytes, name: str) -> None:
         self.asked += 1
         if self.asked <= self.refusals:
             raise FileNotFoundError("the bucket does not exist")
-        super().put(source, name)
+        super().put(data, name)
 
 
 def test_a_remote_that_comes_late_gets_everything_and_failures_are_health_rows(
@@ -135,7 +135,13 @@ def test_a_remote_that_comes_late_gets_everything_and_failures_are_health_rows(
     monkeypatch.setattr(Remote, "of", of)
     failed = threading.Event()
     real = RunStore._note_failed_upload
-    monkeypatch.setattr(RunStore, "_note_failed_upload", lambda *a: (real(*a), failed.set()))
+
+    def note(store: RunStore, reason: str, count: int) -> None:
+        real(store, reason, count)
+        if count and store._writers:
+            failed.set()
+
+    monkeypatch.setattr(RunStore, "_note_failed_upload", note)
     scope = Loopscope(config(tmp_path, "s3://bucket/run"))
     scope.open(expected_visits=())
     store = scope._store
@@ -175,7 +181,7 @@ def test_an_upload_that_hangs_does_not_hold_the_end(tmp_path: Path, monkeypatch:
     let_go = threading.Event()
 
     class Hanging(Unreachable):
-        def put(self, source: Path, name: str) -> None:
+        def put(self, data: bytes, name: str) -> None:
             let_go.wait(60)
 
     store = RunStore.create(tmp_path / "run")

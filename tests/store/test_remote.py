@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from store_runs import loss
 from loopscope.analysis import open_run
 from loopscope.errors import ConfigError, NotARunError
 from loopscope.store import Remote, RunStore, StoreOptions
+from loopscope.store.names import Segment
+from loopscope.store.snapshot import SealedFile, Stage, sealed_files, settled
+from loopscope.store.verify import verify_run
 
 OPTIONS = StoreOptions(tick_s=0.01, seal_in="thread", rotate_bytes=3000, retry_s=0.05)
 
@@ -105,6 +109,30 @@ for _name in (
 Failing.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
 
 
+class Growing(Failing):
+    """Something arrives once, before its `pause`-th question is answered."""
+
+    def __init__(self, inner: fs.FileSystem, pause: int, arrive: Callable[[], None]) -> None:
+        super().__init__(inner, failures=0)
+        self.left, self.arrive = pause, arrive
+
+    def get_file_info_selector(self, selector: fs.FileSelector) -> Any:
+        self._pause()
+        return self.inner.get_file_info(selector)
+
+    def get_file_info(self, paths: list[str]) -> Any:
+        self._pause()
+        return self.inner.get_file_info(list(paths))
+
+    def _pause(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.arrive()
+
+
+Growing.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_failed_upload_is_tried_again_counted_and_never_half_visible(tmp_path: Path) -> None:
     base = str(tmp_path / "remote")
@@ -152,6 +180,119 @@ def test_a_reader_of_the_copy_sees_a_whole_run_at_every_moment(tmp_path: Path) -
     assert seen[-1] == 100
 
 
+class Watched(Remote):
+    """A folder that is looked at after every file that comes up."""
+
+    def __init__(self, base: Path, look: Callable[[], None]) -> None:
+        super().__init__(fs.LocalFileSystem(), str(base))
+        self.look, self.names = look, []
+
+    def put(self, data: bytes, name: str) -> None:
+        super().put(data, name)
+        self.names.append(name)
+        self.look()
+
+
+def rolled_back(root: Path, remote: Remote) -> list[SealedFile]:
+    """Three attempts of which the last two go back; the copy is kept from before the first one is claimed.
+
+    Returns what was sealed before the first row.
+    """
+    store = RunStore.create(root, options=OPTIONS)
+    store.mirror_to(remote)
+    time.sleep(0.05)
+    early: list[SealedFile] = []
+    for parent, first in ((None, 1), (1, 31), (2, 21)):
+        attempt = store.claim_attempt(first_step=first, parent_attempt=parent)
+        early = early or sealed_files(root)
+        writer = store.writer(attempt=attempt)
+        for step in range(first, 61):
+            writer.append("loss", loss(step))
+            time.sleep(0.001)
+        writer.close()
+    store.close()
+    return early
+
+
+def test_the_copy_is_right_after_every_single_file(tmp_path: Path) -> None:
+    base = tmp_path / "remote"
+    wrong: list[object] = []
+    looks = 0
+
+    def look() -> None:
+        nonlocal looks
+        if not (base / "run.json").exists():
+            return
+        looks += 1
+        problems = verify_run(base).problems
+        steps = open_run(base).arrow("loss")["step"].to_pylist()
+        if problems or len(set(steps)) != len(steps):
+            wrong.append((watched.names[-1], problems, steps))
+
+    watched = Watched(base, look)
+    rolled_back(tmp_path / "run", watched)
+    assert wrong == []
+    assert looks > 10
+    assert open_run(base).arrow("loss")["step"].to_pylist() == list(range(1, 61))
+
+
+def test_a_run_that_grows_while_it_is_fetched_is_whole(tmp_path: Path) -> None:
+    """All the rest comes up behind the back of a reader, from every file on, before every answer that it gets."""
+    early = rolled_back(tmp_path / "run", Remote.of((tmp_path / "remote").as_uri()))
+    files = sealed_files(tmp_path / "run")
+    assert {f.stage for f in files} == set(Stage) - {Stage.BEGIN}
+    for start in range(len(files)):
+        for pause in range(1, 6):
+            base = str(tmp_path / f"copy-{start}-{pause}")
+            plain = Remote(fs.LocalFileSystem(), base)
+            for file in [*early, *files[:start]]:
+                plain.put(file.content(), file.name)
+
+            def arrive(plain: Remote = plain, start: int = start) -> None:
+                for file in files[start:]:
+                    plain.put(file.content(), file.name)
+
+            growing = Growing(fs.LocalFileSystem(), pause, arrive)
+            fetched = tmp_path / f"fetched-{start}-{pause}"
+            Remote(fs.PyFileSystem(growing), base).fetch(fetched)
+            assert growing.left <= 0
+            assert verify_run(fetched).problems == []
+
+
+def test_a_listing_that_lacks_an_older_part_is_completed_and_ends_there() -> None:
+    def name(table: str, seq: int, writer: str = "r0", attempt: int = 1) -> str:
+        return f"tables/{table}/{Segment(attempt, writer, seq).part(7)}"
+
+    first = [name("loss", 2), name("loss", 1, "r1"), "tables/loss/odd.parquet"]
+    second = [name("health", 1), name("loss", 1), name("loss", 2), name("loss", 3), name("loss", 1, "r1")]
+    second += [name("loss", 2, "r1"), name("loss", 1, attempt=2), "tables/loss/odd.parquet"]
+    assert settled(first, second) == [*second[:3], second[4], second[7]]
+
+
+def test_what_lies_in_a_copy_under_a_wrong_name_is_told(tmp_path: Path) -> None:
+    train(tmp_path / "run", Remote.of((tmp_path / "remote").as_uri()))
+    (tmp_path / "remote" / "tables" / "loss" / "odd.parquet").write_bytes(b"PAR1")
+    run = open_run((tmp_path / "remote").as_uri())
+    assert [p.where for p in run.problems] == ["tables/loss/odd.parquet"]
+    assert run.arrow("loss").num_rows == 60
+
+
+def test_a_resumed_run_does_not_bring_up_again_what_is_there(tmp_path: Path) -> None:
+    base = tmp_path / "remote"
+    train(tmp_path / "run", Remote.of(base.as_uri()))
+    watched = Watched(base, lambda: None)
+    store = RunStore.open(tmp_path / "run", options=OPTIONS)
+    store.mirror_to(watched)
+    writer = store.writer(attempt=store.claim_attempt(first_step=61, parent_attempt=1))
+    writer.append("loss", loss(61))
+    store.close()
+    sent = [n for n in watched.names if n.endswith(".parquet") and "part-" in n]
+    assert sent, watched.names
+    assert all("part-00002-" in n for n in sent)
+    assert open_run(base).arrow("loss").num_rows == 61
+    assert open_run(base).problems == []
+
+
 def test_s3(tmp_path: Path) -> None:
     server_module = pytest.importorskip("moto.server", reason="moto is not installed (extra 'engines')")
     server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
@@ -185,7 +326,7 @@ from loopscope.store import Remote
 remote = Remote.of(Path(sys.argv[2]).as_uri())
 print("ready", flush=True)
 for number in range(10_000):
-    remote.put(Path(sys.argv[1]), f"tables/loss/part-{number}.parquet")
+    remote.put(Path(sys.argv[1]).read_bytes(), f"tables/loss/part-{number}.parquet")
 """
     base = tmp_path / "remote"
     for wait in (0.01, 0.05, 0.12):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from store_runs import loss, write_attempt
 
 from loopscope.store import RunReader, RunStore, StoreOptions
+from loopscope.store.disk import Disk
 from loopscope.store.seal_run import seal_run
 from loopscope.store.verify import verify_run
 
@@ -36,6 +38,50 @@ def test_journals_are_sealed_in_the_background(tmp_path: Path, seal_in: str) -> 
     store.close()
     assert store.seal_failures == 0
     assert verify_run(root).problems == []
+
+
+class Stuck(Disk):
+    """Its first fsync in a thread of the test takes as long as the test wants."""
+
+    def __init__(self) -> None:
+        self.entered, self.go = threading.Event(), threading.Event()
+
+    def fsync(self, fd: int) -> None:
+        if threading.current_thread().name == "background" and not self.entered.is_set():
+            self.entered.set()
+            assert self.go.wait(60)
+        super().fsync(fd)
+
+
+@pytest.mark.parametrize("end", ["flush", "close"])
+def test_who_wants_rows_durable_waits_for_the_journal_that_another_thread_is_at(
+    tmp_path: Path, end: str
+) -> None:
+    disk = Stuck()
+    options = StoreOptions(on_error="raise", tick_s=3600.0, rotate_bytes=3000)
+    store = RunStore.create(tmp_path / "run", options=options, disk=disk)
+    writer = store.writer(attempt=store.claim_attempt(first_step=1))
+    for step in range(1, 101):
+        writer.append("loss", loss(step))
+    background = threading.Thread(target=writer.tick, name="background")
+    background.start()
+    assert disk.entered.wait(60)
+    done = threading.Event()
+    finish = (lambda: writer.flush(durable=True)) if end == "flush" else writer.close
+    ending = threading.Thread(target=lambda: (finish(), done.set()))
+    ending.start()
+    assert not done.wait(0.2)
+    disk.go.set()
+    ending.join(60)
+    background.join(60)
+    assert done.is_set()
+    announced = sorted(path.name for path in (tmp_path / "run" / "journal").glob("*.wal"))
+    if end == "close":
+        assert announced == []  # sealed, all of them
+    else:
+        assert store._keeper.take_waiting("") == announced[:-1]
+    store.close()
+    assert verify_run(tmp_path / "run").problems == []
 
 
 def test_a_journal_is_sealed_when_it_is_old(tmp_path: Path) -> None:

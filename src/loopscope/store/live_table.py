@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+from collections.abc import Collection
 from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from loopscope.errors import StoreError
 from loopscope.store.attempts import attempt_rows, live_ranges, merge_attempts, read_attempts
@@ -18,15 +23,37 @@ from loopscope.store.tables import TABLES
 
 def refresh_attempt_table(root: Path, *, disk: Disk = LOCAL_DISK) -> None:
     """Write the table anew from attempts/ and the sealed parts. Raises OSError or StoreError."""
+    # Sealed rows only: an engine that reads Parquet sees no journal, and must not lose what a row there replaces.
+    sealed = segments_by_attempt(scan_parts(root).parts)
+    progress = {name for name, schema in TABLES.items() if schema.progress}
+    table = _attempt_table(root, {n for n, tables in sealed.items() if tables & progress})
+    folder = table_dir(root, "attempt")
+    disk.mkdir(folder)
+    temporary = root / JOURNAL_DIR / f"attempts.{os.getpid()}.{id(table):x}.tmp"
+    write_parquet(disk, temporary, table.schema, [table])
+    try:
+        disk.replace(temporary, folder / ATTEMPT_PART)
+    except OSError:
+        with contextlib.suppress(OSError):
+            disk.unlink(temporary)
+        raise
+    disk.fsync_dir(folder)
+
+
+def empty_attempt_table(root: Path) -> bytes:
+    """The file as it is while nothing is sealed: no attempt has a live row. Raises OSError or StoreError."""
+    sink = io.BytesIO()
+    pq.write_table(_attempt_table(root, ()), sink, write_page_checksum=True)
+    return sink.getvalue()
+
+
+def _attempt_table(root: Path, with_rows: Collection[int]) -> pa.Table:
     manifest = read_manifest(root)
     attempts = merge_attempts(read_attempts(root)[0], manifest.attempts)
     if not attempts:
         raise StoreError(f"{root} has no attempt yet")
-    sealed = segments_by_attempt(scan_parts(root).parts)
-    progress = {name for name, schema in TABLES.items() if schema.progress}
-    # Sealed rows only: an engine that reads Parquet sees no journal, and must not lose what a row there replaces.
-    ranges = live_ranges(attempts, {n for n, tables in sealed.items() if tables & progress})
     schema = TABLES["attempt"]
+    ranges = live_ranges(attempts, with_rows)
     table = rows_to_arrow(schema, attempt_rows(manifest.run_id, attempts, ranges), {})
     meta = PartMeta(
         table="attempt",
@@ -40,14 +67,4 @@ def refresh_attempt_table(root: Path, *, disk: Disk = LOCAL_DISK) -> None:
         world_size=attempts[-1].world_size,
         loopscope_version=manifest.loopscope_version,
     )
-    folder = table_dir(root, "attempt")
-    disk.mkdir(folder)
-    temporary = root / JOURNAL_DIR / f"attempts.{os.getpid()}.{id(table):x}.tmp"
-    write_parquet(disk, temporary, schema.arrow.with_metadata(meta.encode()), [table])
-    try:
-        disk.replace(temporary, folder / ATTEMPT_PART)
-    except OSError:
-        with contextlib.suppress(OSError):
-            disk.unlink(temporary)
-        raise
-    disk.fsync_dir(folder)
+    return table.replace_schema_metadata(meta.encode())

@@ -17,7 +17,8 @@ import pyarrow as pa
 from pyarrow import fs
 
 from loopscope.errors import ConfigError, NotARunError
-from loopscope.store.names import ATTEMPTS_DIR, JOURNAL_DIR, MANIFEST, TABLES_DIR
+from loopscope.store.names import ATTEMPT_PART, ATTEMPTS_DIR, JOURNAL_DIR, MANIFEST, TABLES_DIR
+from loopscope.store.snapshot import settled
 
 # Where a finished write appears at once and whole; anywhere else a temporary name and a rename do the same.
 _OBJECT_STORES = ("s3", "gs", "gcs", "abfs", "az")
@@ -71,23 +72,24 @@ class Remote:
         Raises:
             OSError: the remote cannot be reached.
         """
-        path = f"{self.base}/{MANIFEST}"
-        if self.filesystem.get_file_info(path).type != fs.FileType.File:
+        if not self._holds(MANIFEST):
             return None
-        with self.filesystem.open_input_stream(path) as stream:
+        with self.filesystem.open_input_stream(f"{self.base}/{MANIFEST}") as stream:
             try:
                 return str(msgspec.json.decode(stream.read(), type=dict[str, Any])["run_id"])
             except (msgspec.DecodeError, KeyError):
                 return "unknown"
 
-    def put(self, source: Path, name: str) -> None:
-        """Put a local file at `name`: readers see it whole or not at all.
+    def put(self, data: bytes, name: str) -> None:
+        """Put a file at `name`: readers see it whole or not at all.
+
+        Args:
+            data: all of it, in memory: an error of the local disk must not end in half an upload that is then closed.
+            name: where, relative to the run, with slashes.
 
         Raises:
             OSError: the filesystem refused, or did not keep all of it.
         """
-        # All of it in memory first: an error of the local disk must not end in half an upload that is then closed.
-        data = source.read_bytes()
         target = f"{self.base}/{name}"
         if self._is_object_store():
             self._write(target, data)
@@ -103,17 +105,37 @@ class Remote:
         Raises:
             NotARunError: there is none.
         """
-        if self.filesystem.get_file_info(f"{self.base}/{MANIFEST}").type != fs.FileType.File:
+        if not self._holds(MANIFEST):
             raise NotARunError(f"{self.base} is not a run: it has no {MANIFEST}.")
-        names = [MANIFEST]
-        for name in (ATTEMPTS_DIR, TABLES_DIR, JOURNAL_DIR):
-            selector = fs.FileSelector(f"{self.base}/{name}", recursive=True, allow_not_found=True)
-            found = self.filesystem.get_file_info(selector)
-            prefix = self.base.lstrip("/") + "/"
-            names += [i.path.lstrip("/").removeprefix(prefix) for i in found if i.type == fs.FileType.File]
-        wanted = [n for n in names if not n.endswith(".tmp")]
+        # The copy may be growing. What refers to other files is looked at before those, as `snapshot` explains: what
+        # comes up meanwhile is then more than is referred to, and never less.
+        replaced = (MANIFEST, f"{TABLES_DIR}/attempt/{ATTEMPT_PART}")
+        for name in replaced:
+            if self._holds(name):
+                self._get(name, folder / name)
+        names = [*self.sizes(JOURNAL_DIR)]
+        names += settled(self.sizes(TABLES_DIR), self.sizes(TABLES_DIR))
+        names += self.sizes(ATTEMPTS_DIR)
+        wanted = [n for n in names if not n.endswith(".tmp") and n not in replaced]
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda name: self._get(name, folder / name), wanted))
+
+    def sizes(self, name: str) -> dict[str, int]:
+        """The files below a folder, by their names relative to the run, with their bytes; none where it is not there.
+
+        Raises:
+            OSError: the remote cannot be reached.
+        """
+        selector = fs.FileSelector(f"{self.base}/{name}", recursive=True, allow_not_found=True)
+        prefix = self.base.lstrip("/") + "/"
+        return {
+            info.path.lstrip("/").removeprefix(prefix): info.size or 0
+            for info in self.filesystem.get_file_info(selector)
+            if info.type == fs.FileType.File
+        }
+
+    def _holds(self, name: str) -> bool:
+        return bool(self.filesystem.get_file_info(f"{self.base}/{name}").type == fs.FileType.File)
 
     def _get(self, name: str, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-from loopscope.store.names import ATTEMPT_PART, ATTEMPTS_DIR, JOURNAL_DIR, MANIFEST, TABLES_DIR, parse_part
+from loopscope.store.names import MANIFEST, TABLES_DIR
 from loopscope.store.remote import Remote
+from loopscope.store.snapshot import SealedFile, Stage, sealed_files
 
 _LAST_TRIES, _LAST_WAIT_S = 6, 0.5
 """When closing: a short run may not have lived long enough for one retry, and a dead network must not hold the end."""
@@ -44,6 +45,8 @@ class Uploader:
         self._root = root
         self._find = find
         self._remote: Remote | None = None
+        self._begun = False
+        self._there: dict[str, int] = {}
         self._retry_s = retry_s
         self._on_failure = on_failure
         self._only = only
@@ -52,7 +55,7 @@ class Uploader:
         self._stop = threading.Event()
         self._complete = False
         self.uploaded = 0
-        """Files that went up."""
+        """Files that are up."""
         self.failures = 0
         """Uploads that failed; each is tried again."""
         self.last_error: str | None = None
@@ -97,44 +100,55 @@ class Uploader:
 
     def _sync(self) -> bool:
         """Upload what is new or changed; True where nothing is left."""
-        failed = 0
-        for name in _sealed_files(self._root, self._only):
-            path = self._root / name
-            try:
-                stat = path.stat()
-            except OSError:
-                continue  # Not made yet, or replaced by something newer.
-            state = (stat.st_mtime_ns, stat.st_size)
-            if self._done.get(name) == state:
+        try:
+            if not self._reach():
+                return False
+        except Exception as error:  # noqa: BLE001 - filesystems raise what they like
+            self._failed("the folder of the copy", error)
+            self._tell(1)
+            return False
+        failed, failed_stage = 0, Stage.MANIFEST
+        for file in sealed_files(self._root, only=self._only, begin=not self._begun):
+            if self._done.get(file.name) == file.state:
                 continue
-            if failed == _ENOUGH or (failed and parse_part(path.name) is None):
-                break  # What refers to parts waits until the parts are there.
+            if failed == _ENOUGH or file.stage > failed_stage:
+                break  # What may refer to a file that is not up waits for it.
             try:
-                if self._remote is None:
-                    self._remote = self._find()
-                self._remote.put(path, name)
-            except Exception as error:  # noqa: BLE001 - filesystems raise what they like
-                failed += 1
-                self.failures += 1
-                self.last_error = f"{name}: {type(error).__name__}: {error}"
-            else:
-                self._done[name] = state
-                self.uploaded += 1
+                self._send(file)
+            except Exception as error:  # noqa: BLE001 - the same
+                failed, failed_stage = failed + 1, file.stage
+                self._failed(file.name, error)
         if failed:
-            with contextlib.suppress(Exception):  # A full disk here must not end the uploads.
-                self._on_failure(self.last_error or "", failed)
+            self._tell(failed)
         return not failed
 
+    def _reach(self) -> bool:
+        """False where nothing can go up before another process began the copy."""
+        if self._remote is None:
+            self._remote = self._find()
+        if not self._begun and self._remote.run_id() is not None:
+            self._there = self._remote.sizes(TABLES_DIR)
+            self._begun = True
+        if self._only is not None and not self._begun:
+            self.last_error = (
+                f"{self._remote.base} has no {MANIFEST} yet, which the run's first process puts there"
+            )
+            return False
+        return True
 
-def _sealed_files(root: Path, only: str | None) -> Iterator[str]:
-    """Names of what goes up, in order: parts, what counts them, which are live, and what the run is."""
-    writer = "*" if only is None else f"*-{only}-*"
-    patterns = [f"{TABLES_DIR}/*/part-{writer}.parquet", f"{JOURNAL_DIR}/{writer}.sealed"]
-    if only is None:
-        patterns.append(f"{ATTEMPTS_DIR}/*.json")
-    for pattern in patterns:
-        for path in sorted(root.glob(pattern)):
-            yield path.relative_to(root).as_posix()
-    if only is None:
-        yield f"{TABLES_DIR}/attempt/{ATTEMPT_PART}"
-        yield MANIFEST
+    def _send(self, file: SealedFile) -> None:
+        # A part never changes, and its name holds its checksum: what an earlier attempt brought up stays.
+        if file.stage is not Stage.PART or self._there.get(file.name) != file.state[1]:
+            assert self._remote is not None
+            self._remote.put(file.content(), file.name)
+        self._done[file.name] = file.state
+        self._begun = self._begun or file.name == MANIFEST
+        self.uploaded += 1
+
+    def _failed(self, what: str, error: Exception) -> None:
+        self.failures += 1
+        self.last_error = f"{what}: {type(error).__name__}: {error}"
+
+    def _tell(self, count: int) -> None:
+        with contextlib.suppress(Exception):  # A full disk here must not end the uploads.
+            self._on_failure(self.last_error or "", count)

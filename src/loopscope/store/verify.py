@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from loopscope.store.attempts import attempt_rows, live_ranges
-from loopscope.store.files import Problem, segments_by_attempt
+from loopscope.store.files import Problem, RunFiles, scan_files, segments_by_attempt
 from loopscope.store.manifest import Attempt
 from loopscope.store.names import ATTEMPT_PART, JOURNAL_DIR, MANIFEST, TABLES_DIR, Segment
 from loopscope.store.parts import rows_to_arrow
@@ -90,22 +90,25 @@ def _doubled(table: str, rows: pa.Table, keys: tuple[str, ...], where: str) -> l
 
 def _missing_segments(reader: RunReader) -> list[Problem]:
     """Sequence numbers of a writer that left neither journal nor part nor ledger."""
-    files = reader.files
-    there = set(files.journals) | set(files.ledgers) | {p.segment for ps in files.parts.values() for p in ps}
+    missing = _gaps(_segments(reader.files))
+    if missing:
+        # Files come in while they are listed: one listing may show a file and lack an older one.
+        missing = sorted(set(missing) - _segments(scan_files(reader.root)))
+    text = "neither it nor its parts are there"
+    return [Problem("journal", f"{JOURNAL_DIR}/{segment.journal}", text) for segment in missing]
+
+
+def _segments(files: RunFiles) -> set[Segment]:
+    return set(files.journals) | set(files.ledgers) | {p.segment for ps in files.parts.values() for p in ps}
+
+
+def _gaps(there: set[Segment]) -> list[Segment]:
     last: dict[tuple[int, str], int] = {}
     for segment in there:
         key = (segment.attempt, segment.writer)
         last[key] = max(last.get(key, 0), segment.seq)
-    return [
-        Problem(
-            "journal",
-            f"{JOURNAL_DIR}/{Segment(attempt, writer, seq).journal}",
-            "neither it nor its parts are there",
-        )
-        for (attempt, writer), newest in sorted(last.items())
-        for seq in range(1, newest)
-        if Segment(attempt, writer, seq) not in there
-    ]
+    numbered = (Segment(*key, seq) for key, newest in sorted(last.items()) for seq in range(1, newest))
+    return [segment for segment in numbered if segment not in there]
 
 
 def _look_at_attempt_table(root: Path) -> list[dict[str, Any]] | Exception | None:

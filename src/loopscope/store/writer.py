@@ -68,6 +68,9 @@ class RowWriter:
         self._pid = os.getpid()
         self._journal: Journal | None = None
         self._retired: deque[Journal] = deque()
+        # Held while retired journals are settled: they are announced in their order, and whoever wants them durable
+        # waits for the one that another thread is at.
+        self._settling = threading.Lock()
         self._seq = header.seq
         self._opened = self._synced = time.monotonic()
         self._closed = False
@@ -302,16 +305,17 @@ class RowWriter:
             self._retired.append(journal)
 
     def _settle_retired(self) -> None:
-        while self._retired:
-            journal = self._retired.popleft()
-            try:
-                self._disk.fsync(journal.fd)
-            except OSError as error:
-                self.fsync_failures += 1
-                self.last_error = f"fsync: {error}"
-            with contextlib.suppress(OSError):
-                self._disk.close(journal.fd)
-            self._on_rotated(journal.path.name)
+        with self._settling:
+            while self._retired:
+                journal = self._retired.popleft()
+                try:
+                    self._disk.fsync(journal.fd)
+                except OSError as error:
+                    self.fsync_failures += 1
+                    self.last_error = f"fsync: {error}"
+                with contextlib.suppress(OSError):
+                    self._disk.close(journal.fd)
+                self._on_rotated(journal.path.name)
 
     def _sync(self) -> bool:
         """fsync without holding up `append`: on a descriptor of its own, outside the lock."""
