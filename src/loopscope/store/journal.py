@@ -1,10 +1,14 @@
-"""The journal: an append-only file of frames that this process alone writes."""
+"""The journal: an append-only file of frames that this process alone writes.
+
+The first frame is the header. Every other one is a row: its table, and its values in the order of the table's columns.
+The first row of each table holds the columns' names too, so that a reader of another version knows them.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,12 +17,14 @@ import msgspec
 
 from loopscope.store.disk import Disk
 from loopscope.store.frames import Frame, Gap, encode_frame, encode_frames, scan
+from loopscope.store.schema import TableSchema
 
 
 class JournalHeader(msgspec.Struct, frozen=True, kw_only=True):
     """The first frame: enough to read the rows when everything else is gone."""
 
-    format: int = 1
+    format: int = 2
+    """1: every row holds its columns' names, and leaves out those that are null. Still read."""
     run_id: str
     attempt: int
     parent_attempt: int | None
@@ -35,7 +41,10 @@ TakeRow = Callable[[str, dict[str, Any]], None]
 
 _encode = msgspec.msgpack.Encoder().encode
 _HEADER = msgspec.msgpack.Decoder(JournalHeader)
-_ROW = msgspec.msgpack.Decoder(tuple[str, dict[str, Any]])
+_ROW = msgspec.msgpack.Decoder(tuple[str, dict[str, Any] | list[Any]])
+_TABLE = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
+_values = msgspec.structs.astuple
+_named = msgspec.structs.asdict
 
 
 class Journal:
@@ -51,6 +60,8 @@ class Journal:
         self.dirty = False
         self._ordinal = 0
         self._torn = False
+        self._known: set[str] = set()
+        """Tables whose columns the file names already."""
         try:
             self._write(encode_frame(0, _encode(header)), 1)
         except OSError:
@@ -63,12 +74,16 @@ class Journal:
     def append(self, table: str, rows: Sequence[msgspec.Struct]) -> None:
         """Write rows, all or none. OSError where they are not in the file."""
         count = len(rows)
-        if count == 1:
+        if table not in self._known:
+            first = _encode((table, _named(rows[0])))
+            rest = [_encode((table, _values(row))) for row in rows[1:]]
+            self._write(encode_frames(self._ordinal, [first, *rest]), count)
+            self._known.add(table)  # Only once it is in the file.
+        elif count == 1:
             # Every step's loss row comes alone: making a list of one costs as much as its frame.
-            data = encode_frame(self._ordinal, _encode((table, rows[0])))
+            self._write(encode_frame(self._ordinal, _encode((table, _values(rows[0])))), 1)
         else:
-            data = encode_frames(self._ordinal, [_encode((table, row)) for row in rows])
-        self._write(data, count)
+            self._write(encode_frames(self._ordinal, [_encode((table, _values(row))) for row in rows]), count)
         self.rows += count
 
     def _write(self, data: bytes, count: int) -> None:
@@ -124,12 +139,21 @@ def read_journal(path: Path) -> bytes:
         return file.read()
 
 
-def decode_journal(path: Path, data: bytes, take: TakeRow) -> JournalContent:
+def decode_journal(
+    path: Path, data: bytes, tables: Mapping[str, TableSchema], take: TakeRow
+) -> JournalContent:
     """Hand every good row to `take`; damage is named in `faults` and counted in `lost`.
 
-    Rows come as they were appended: null columns and the keys that every row shares are left out.
+    Rows come without null columns and without the keys that every row shares.
+
+    Args:
+        path: of the file, for messages.
+        data: its content.
+        tables: the registry; it knows the columns of a table whose first row in the file is damaged.
+        take: takes a table's name and a row.
     """
     content = JournalContent(path)
+    rows = _Rows(content, tables, take)
     expected = 0
     for piece in scan(data):
         if isinstance(piece, Gap):
@@ -144,20 +168,47 @@ def decode_journal(path: Path, data: bytes, take: TakeRow) -> JournalContent:
             content.faults.append(f"{path.name}: {missing} record(s) missing before record {piece.ordinal}")
             content.lost += max(missing, 0)
         expected = piece.ordinal + 1
-        _take(content, piece, take)
+        rows.decode(piece)
     return content
 
 
-def _take(content: JournalContent, frame: Frame, take: TakeRow) -> None:
-    try:
-        if frame.ordinal == 0:
-            content.header = _HEADER.decode(frame.payload)
+class _Rows:
+    """Frames to rows."""
+
+    def __init__(self, content: JournalContent, tables: Mapping[str, TableSchema], take: TakeRow) -> None:
+        self._content = content
+        self._tables = tables
+        self._take = take
+        self._orders: dict[str, tuple[str, ...]] = {}
+
+    def decode(self, frame: Frame) -> None:
+        """Take one frame; what is wrong with it is counted."""
+        try:
+            if frame.ordinal == 0:
+                self._content.header = _HEADER.decode(frame.payload)
+            else:
+                self._row(*_ROW.decode(frame.payload))
+                self._content.num_rows += 1
+        except (msgspec.DecodeError, ValueError) as error:
+            name = self._content.path.name
+            self._content.faults.append(f"{name}: record {frame.ordinal} cannot be decoded ({error})")
+            self._content.lost += 1
+
+    def _row(self, table: str, row: dict[str, Any] | list[Any]) -> None:
+        if isinstance(row, dict):
+            self._orders[table] = tuple(row)
+            values: list[Any] = [*row.values()]
         else:
-            take(*_ROW.decode(frame.payload))
-            content.num_rows += 1
-    except msgspec.DecodeError as error:
-        content.faults.append(f"{content.path.name}: record {frame.ordinal} cannot be decoded ({error})")
-        content.lost += 1
+            values = row
+        names = self._orders.get(table, ())
+        if len(names) != len(values):
+            schema = self._tables.get(table)
+            names = schema.orders.get(len(values), ()) if schema is not None else ()
+            if not names:
+                raise ValueError(
+                    f"a row of {table!r} has {len(values)} values, and the row with their names is lost"
+                )
+        self._take(table, {n: v for n, v in zip(names, values, strict=True) if v is not None})
 
 
 def journal_header(data: bytes) -> JournalHeader | None:
@@ -174,6 +225,6 @@ def holds_row_of(data: bytes, tables: Collection[str]) -> bool:
     for piece in scan(data):
         if isinstance(piece, Frame) and piece.ordinal > 0:
             with contextlib.suppress(msgspec.DecodeError):
-                if _ROW.decode(piece.payload)[0] in tables:
+                if _TABLE.decode(piece.payload)[0] in tables:
                     return True
     return False

@@ -241,7 +241,7 @@ class RunReader:
             keys = {"run_id": self.manifest.run_id, "attempt": segment.attempt}
             rows = ArrowRows(self.schemas, keys)
             path = self.root / JOURNAL_DIR / segment.journal
-            content = decode_journal(path, data, rows)
+            content = decode_journal(path, data, self.schemas, rows)
             where = f"{JOURNAL_DIR}/{segment.journal}"
             header = content.header
             if header is not None and (header.run_id, header.attempt, header.writer) != (

@@ -13,6 +13,8 @@ import pyarrow as pa
 from loopscope.errors import SchemaError
 from loopscope.store.types import TYPES
 
+_OWNER = ("run_id", "attempt")
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -74,13 +76,20 @@ class TableSchema:
     @cached_property
     def row_type(self) -> type[msgspec.Struct]:
         """A struct that a row is converted to: unknown columns, wrong types, NaN and ±inf are refused."""
-        # The journal's header says which run and attempt its rows belong to.
-        needed = [c for c in self.columns if c.required and c.name not in ("run_id", "attempt")]
-        fields: list[Any] = [(c.name, TYPES[c.type].python) for c in needed]
-        fields += [(c.name, TYPES[c.type].python | None, None) for c in self.columns if c not in needed]
+        # In the columns' order, which rows in journals are written in. The journal's header says whose the rows are.
+        fields: list[Any] = []
+        for column in self.columns:
+            kind = TYPES[column.type].python
+            needed = column.required and column.name not in _OWNER
+            fields.append((column.name, kind) if needed else (column.name, kind | None, None))
         return msgspec.defstruct(
-            f"{self.name.title()}Row", fields, forbid_unknown_fields=True, omit_defaults=True, gc=False
+            f"{self.name.title()}Row", fields, kw_only=True, forbid_unknown_fields=True, gc=False
         )
+
+    @cached_property
+    def orders(self) -> Mapping[int, tuple[str, ...]]:
+        """Number of columns → their names in order, for every version: a version adds columns, so none has as many."""
+        return {len(names): names for v in range(1, self.version + 1) if (names := self.at(v).names)}
 
     def at(self, version: int) -> TableSchema:
         """The schema as it was at an earlier version."""

@@ -52,7 +52,7 @@ def seal_journal(
     header = journal_header(data)
     result = Sealed(name)
     if header is None:
-        if decode_journal(path, data, lambda table, row: None).num_rows:
+        if decode_journal(path, data, tables, lambda table, row: None).num_rows:
             # Without its header nothing says whose rows these are: leave them for the reader, which knows the run.
             raise SchemaError(
                 f"{path.name}: the first record is damaged; it is read in place, and cannot be sealed"
@@ -63,7 +63,7 @@ def seal_journal(
         return result
     _check_versions(path, header, tables)
     rows = ArrowRows(tables, {"run_id": header.run_id, "attempt": header.attempt})
-    content = decode_journal(path, data, rows)
+    content = decode_journal(path, data, tables, rows)
     del data
     chunks = rows.tables()
     result.faults = list(content.faults)

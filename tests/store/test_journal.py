@@ -1,0 +1,194 @@
+"""Rows by position: the first row of each table names the columns, and losing it loses nothing else."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from store_runs import QUIET, loss, visit
+
+from loopscope.errors import StoreError
+from loopscope.store import TABLES, Column, RunReader, RunStore, TableSchema
+from loopscope.store.disk import LOCAL_DISK, Disk
+from loopscope.store.frames import HEAD_SIZE, Frame, encode_frames, scan
+from loopscope.store.journal import Journal, JournalContent, decode_journal, read_journal
+from loopscope.store.seal_run import seal_run
+from loopscope.store.verify import verify_run
+
+OLD = TABLES["loss"]
+NEWER = {
+    **TABLES,
+    "loss": replace(OLD, columns=(*OLD.columns, Column("later", "float64", "new", since=2)), version=2),
+}
+ROWS = [("loss", loss(1)), ("router", visit(1)), ("loss", loss(2)), ("router", visit(2)), ("loss", loss(3))]
+Rows = list[tuple[str, dict[str, Any]]]
+
+
+def write(root: Path, tables: Mapping[str, TableSchema] = TABLES, **more: Any) -> Path:
+    store = RunStore.create(root, options=QUIET, tables=tables)
+    writer = store.writer(attempt=store.claim_attempt(first_step=1))
+    for table, row in ROWS:
+        writer.append(table, {**row, **more} if table == "loss" else row)
+    store.close(seal=False)
+    return next(root.glob("journal/*.wal"))
+
+
+def read(data: bytes, tables: Mapping[str, TableSchema] = TABLES) -> tuple[Rows, JournalContent]:
+    rows: Rows = []
+    content = decode_journal(Path("it"), data, tables, lambda table, row: rows.append((table, row)))
+    for _, row in rows:
+        row.pop("wall_time")
+    return rows, content
+
+
+def without(data: bytes, ordinals: set[int]) -> bytes:
+    """The file with a flipped bit in the payload of some records."""
+    damaged = bytearray(data)
+    for frame in scan(data):
+        assert isinstance(frame, Frame)
+        if frame.ordinal in ordinals:
+            damaged[frame.end - len(frame.payload) + 3] ^= 1
+    return bytes(damaged)
+
+
+def plain(rows: Rows) -> Rows:
+    return [(table, {k: v for k, v in row.items() if v is not None}) for table, row in rows]
+
+
+def test_names_are_written_once_per_table(tmp_path: Path) -> None:
+    data = read_journal(write(tmp_path / "run"))
+    kinds = [
+        type(msgspec.msgpack.decode(f.payload)[1]) for f in scan(data) if isinstance(f, Frame) and f.ordinal
+    ]
+    assert kinds == [dict, dict, list, list, list]
+    rows, content = read(data)
+    assert rows == plain(ROWS)
+    assert (content.faults, content.lost, content.num_rows) == ([], 0, 5)
+
+
+@pytest.mark.parametrize("lost", [s for n in range(4) for s in itertools.combinations(range(4), n)])
+def test_every_record_that_is_damaged_is_lost_alone(tmp_path: Path, lost: tuple[int, ...]) -> None:
+    rows, content = read(without(read_journal(write(tmp_path / "run")), set(lost)))
+    assert rows == plain([row for number, row in enumerate(ROWS, 1) if number not in lost])
+    assert content.lost == len(lost)
+    assert (content.header is None) == (0 in lost)
+
+
+def test_columns_of_a_newer_version_are_known_by_their_names_alone(tmp_path: Path) -> None:
+    data = read_journal(write(tmp_path / "run", NEWER, later=0.5))
+    rows, content = read(data)
+    assert [row for table, row in rows if table == "loss"] == [{**loss(s), "later": 0.5} for s in (1, 2, 3)]
+    assert content.lost == 0
+    rows, content = read(without(data, {1}))
+    assert [table for table, _ in rows] == ["router", "router"]
+    assert content.lost == 3
+    assert f"a row of 'loss' has {len(NEWER['loss'].columns)} values" in content.faults[-1]
+    assert read(without(data, {1}), NEWER)[1].lost == 1
+
+
+def test_columns_of_an_older_version_are_known_by_their_number(tmp_path: Path) -> None:
+    data = without(read_journal(write(tmp_path / "run")), {1})
+    rows, content = read(data, NEWER)
+    assert [row for table, row in rows if table == "loss"] == [loss(2), loss(3)]
+    assert content.lost == 1
+
+
+def test_every_version_of_every_table_has_its_own_number_of_columns() -> None:
+    for schema in TABLES.values():
+        assert len(schema.orders) == schema.version
+        assert (
+            tuple(f.name for f in msgspec.structs.fields(schema.row_type)) == schema.orders[len(schema.names)]
+        )
+
+
+class Refusing(Disk):
+    """Refuses the n-th write, or takes a part of it."""
+
+    def __init__(self, number: int, part: int) -> None:
+        self.left, self.part = number, part
+
+    def write(self, fd: int, data: bytes) -> int:
+        self.left -= 1
+        if self.left == 0:
+            super().write(fd, data[: self.part])
+            raise OSError(28, "No space left on device")
+        return super().write(fd, data)
+
+
+@pytest.mark.parametrize("part", [0, 40])
+@pytest.mark.parametrize("number", range(2, 7))
+def test_names_that_did_not_reach_the_disk_are_written_again(tmp_path: Path, number: int, part: int) -> None:
+    store = RunStore.create(tmp_path / "run", options=QUIET)
+    attempt = store.claim_attempt(first_step=1)
+    store._disk = Refusing(number, part)
+    writer = store.writer(attempt=attempt)
+    kept = []
+    for table, row in ROWS:
+        try:
+            writer.append(table, row)
+        except StoreError:
+            continue
+        kept.append((table, row))
+    store.close(seal=False)
+    assert len(kept) == 4
+    rows, content = read(read_journal(next((tmp_path / "run").glob("journal/*.wal"))))
+    told = rows.pop()
+    assert (told[0], told[1]["event"], told[1]["count"]) == ("health", "dropped_rows", 1)
+    assert rows == plain(kept)
+    assert content.faults == []
+
+
+def test_the_first_format_is_still_read_and_sealed(tmp_path: Path) -> None:
+    path = write(tmp_path / "run")
+    header = read(read_journal(path))[1].header
+    assert header is not None
+    assert header.format == 2
+    encode = msgspec.msgpack.encode
+    records: list[Any] = [msgspec.structs.replace(header, format=1), *plain(ROWS)]
+    path.write_bytes(encode_frames(0, [encode(r) for r in records]))
+    assert RunReader(tmp_path / "run").read("loss")["task_loss"].to_pylist() == [1.0, 1.0, 1.0]
+    assert seal_run(tmp_path / "run").failures == []
+    reader = RunReader(tmp_path / "run")
+    assert reader.read("loss")["step"].to_pylist() == [1, 2, 3]
+    assert reader.read("router")["step"].to_pylist() == [1, 2]
+    assert verify_run(tmp_path / "run").problems == []
+
+
+_VALUES = st.fixed_dictionaries(
+    {},
+    optional={
+        "task_loss": st.one_of(st.none(), st.floats(allow_nan=False, allow_infinity=False)),
+        "tokens_seen": st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1)),
+        "null_reasons": st.one_of(st.none(), st.text()),
+        "rank": st.one_of(st.none(), st.integers(-(2**31), 2**31 - 1)),
+    },
+)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.lists(_VALUES, min_size=1, max_size=5), min_size=1, max_size=6))
+def test_rows_of_any_batches_come_back(
+    tmp_path_factory: pytest.TempPathFactory, batches: list[list[Any]]
+) -> None:
+    header = read(read_journal(write(tmp_path_factory.mktemp("any") / "run")))[1].header
+    assert header is not None
+    path = tmp_path_factory.mktemp("any") / "it.wal"
+    journal = Journal(LOCAL_DISK, path, header)
+    kind = OLD.row_type
+    rows: Rows = []
+    for batch in batches:
+        journal.append("loss", [kind(step=1, wall_time=None, **values) for values in batch])
+        rows += [("loss", {"step": 1, **values}) for values in batch]
+    journal.close()
+    got: Rows = []
+    content = decode_journal(path, read_journal(path), TABLES, lambda table, row: got.append((table, row)))
+    assert got == plain(rows)
+    assert (content.lost, content.num_rows, path.stat().st_size) == (0, len(rows), journal.size)
+    assert HEAD_SIZE * (len(rows) + 1) < journal.size
