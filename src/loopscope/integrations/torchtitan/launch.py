@@ -48,8 +48,22 @@ def main(args: list[str] | None = None) -> int:
 def _parse(args: list[str] | None) -> Any:
     from torchtitan.config import ConfigManager
 
+    class Manager(ConfigManager):
+        """Looks at a configuration before flags are applied to it, which would be told unknown one by one."""
+
+        def _load_config(self, args: list[str]) -> tuple[object, list[str]]:
+            loaded, left = super()._load_config(args)
+            if not hasattr(loaded, "loopscope"):
+                kind = type(loaded)
+                raise ConfigError(
+                    f"the configuration is {kind.__module__}.{kind.__qualname__}, expected LoopscopeTrainer.Config; "
+                    "a plain trainer records nothing. Let its function return LoopscopeTrainer.Config(...) of "
+                    "loopscope.integrations.torchtitan with the same fields, or a subclass."
+                )
+            return loaded, left
+
     try:
-        return ConfigManager().parse_args(args)
+        return Manager().parse_args(args)
     except (ValueError, ImportError) as error:
         # An unknown --module or --config, or a value that torchtitan's own checks refuse.
         raise ConfigError(str(error)) from error
