@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from pyarrow import fs
-from store_runs import loss
+from store_runs import loss, wait_for
 
 from loopscope.analysis import open_run
 from loopscope.errors import ConfigError, NotARunError
@@ -137,13 +137,32 @@ Growing.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
 def test_a_failed_upload_is_tried_again_counted_and_never_half_visible(tmp_path: Path) -> None:
     base = str(tmp_path / "remote")
     remote = Remote(fs.PyFileSystem(Failing(fs.LocalFileSystem(), failures=5)), base)
-    store = train(tmp_path / "run", remote)
+    store = RunStore.create(tmp_path / "run", options=OPTIONS)
+    store.mirror_to(remote)
+    writer = store.writer(attempt=store.claim_attempt(first_step=1))
+    for step in range(1, 61):
+        writer.append("loss", loss(step))
+    # A failure that comes when no writer is left has nobody to write it down.
+    wait_for(lambda: writer.attempted > 60)
+    store.close()
     assert store.upload_failures == 5
     run = open_run(Path(base))
     assert run.arrow("loss").num_rows == 60
     assert run.problems == []
     events = open_run(tmp_path / "run").arrow("health").to_pylist()
     assert sum(e["count"] for e in events if e["event"] == "upload_failed") >= 1
+
+
+def test_the_copy_begins_with_the_attempt_and_not_with_the_first_seal(tmp_path: Path) -> None:
+    store = RunStore.create(tmp_path / "run", options=StoreOptions())
+    store.mirror_to(Remote.of((tmp_path / "remote").as_uri()))
+    time.sleep(0.1)
+    writer = store.writer(attempt=store.claim_attempt(first_step=1))
+    wait_for((tmp_path / "remote" / "run.json").exists)
+    assert open_run(tmp_path / "remote").run_id == store.run_id
+    writer.append("loss", loss(1))
+    store.close()
+    assert open_run(tmp_path / "remote").arrow("loss").num_rows == 1
 
 
 def test_a_reader_of_the_copy_sees_a_whole_run_at_every_moment(tmp_path: Path) -> None:

@@ -5,23 +5,15 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from store_runs import loss, write_attempt
+from store_runs import loss, wait_for, write_attempt
 
 from loopscope.store import RunReader, RunStore, StoreOptions
 from loopscope.store.disk import Disk
 from loopscope.store.seal_run import seal_run
 from loopscope.store.verify import verify_run
-
-
-def wait_for(what: Callable[[], bool], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("seal_in", ["process", "thread"])

@@ -266,6 +266,9 @@ class RunStore:
                 raise
             raise unwritable(self.path, error) from None
         self._announce_orphans(attempt.attempt)
+        if self._uploader is not None:
+            # The copy begins now, without a row: a place that takes no files shows at once, not at the first seal.
+            self._uploader.wake()
         return attempt
 
     def writer(
