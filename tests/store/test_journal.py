@@ -18,7 +18,14 @@ from loopscope.errors import StoreError
 from loopscope.store import TABLES, Column, RunReader, RunStore, TableSchema
 from loopscope.store.disk import LOCAL_DISK, Disk
 from loopscope.store.frames import HEAD_SIZE, Frame, encode_frames, scan
-from loopscope.store.journal import Journal, JournalContent, decode_journal, read_journal
+from loopscope.store.journal import (
+    FORMAT,
+    Journal,
+    JournalContent,
+    JournalHeader,
+    decode_journal,
+    read_journal,
+)
 from loopscope.store.seal_run import seal_run
 from loopscope.store.verify import verify_run
 
@@ -177,8 +184,10 @@ _VALUES = st.fixed_dictionaries(
 def test_rows_of_any_batches_come_back(
     tmp_path_factory: pytest.TempPathFactory, batches: list[list[Any]]
 ) -> None:
-    header = read(read_journal(write(tmp_path_factory.mktemp("any") / "run")))[1].header
-    assert header is not None
+    header = JournalHeader(
+        run_id="it", attempt=1, parent_attempt=None, first_step=1, world_size=1, writer="r0", seq=1,
+        schemas={"loss": 1}, loopscope_version="1",
+    )  # fmt: skip
     path = tmp_path_factory.mktemp("any") / "it.wal"
     journal = Journal(LOCAL_DISK, path, header)
     kind = OLD.row_type
@@ -192,3 +201,29 @@ def test_rows_of_any_batches_come_back(
     assert got == plain(rows)
     assert (content.lost, content.num_rows, path.stat().st_size) == (0, len(rows), journal.size)
     assert HEAD_SIZE * (len(rows) + 1) < journal.size
+
+
+def test_a_journal_of_a_newer_format_is_named_left_out_and_not_sealed(tmp_path: Path) -> None:
+    path = write(tmp_path / "run")
+    header = read(read_journal(path))[1].header
+    assert header is not None
+    encode = msgspec.msgpack.encode
+    later = msgspec.structs.replace(header, format=FORMAT + 1, loopscope_version="9.9")
+    data = encode_frames(0, [encode(later), *[encode(["unheard of", 7, b"bytes"])] * 1000])
+    path.write_bytes(data)
+    found = verify_run(tmp_path / "run")
+    assert [(p.kind, p.lost_rows) for p in found.problems] == [("schema", None)]
+    assert f"format {FORMAT + 1}, written by loopscope 9.9" in str(found.problems[0])
+    assert "format" in seal_run(tmp_path / "run").failures[0]
+    assert path.read_bytes() == data
+
+
+def test_a_file_full_of_nonsense_is_told_in_a_few_words(tmp_path: Path) -> None:
+    path = write(tmp_path / "run")
+    header = next(iter(scan(read_journal(path))))
+    assert isinstance(header, Frame)
+    path.write_bytes(encode_frames(0, [header.payload, *[msgspec.msgpack.encode([7])] * 1000]))
+    (problem,) = verify_run(tmp_path / "run").problems
+    assert problem.lost_rows == 1000
+    assert problem.text.endswith("980 more")
+    assert len(problem.text) < 3000

@@ -19,11 +19,17 @@ from loopscope.store.disk import Disk
 from loopscope.store.frames import Frame, Gap, encode_frame, encode_frames, scan
 from loopscope.store.schema import TableSchema
 
+FORMAT = 2
+"""The newest format that this version reads, and the one that it writes."""
+
+_SHOWN = 20
+"""Faults of one file that are told one by one."""
+
 
 class JournalHeader(msgspec.Struct, frozen=True, kw_only=True):
     """The first frame: enough to read the rows when everything else is gone."""
 
-    format: int = 2
+    format: int = FORMAT
     """1: every row holds its columns' names, and leaves out those that are null. Still read."""
     run_id: str
     attempt: int
@@ -127,7 +133,9 @@ class JournalContent:
     lost: int = 0
     """Frames known to be missing or bad before the last good one."""
     faults: list[str] = field(default_factory=list)
-    """What is wrong, for people."""
+    """What is wrong, for people; the last one may say how many more there are."""
+    newer: str = ""
+    """Where a newer loopscope wrote the file in another format: what is to be said of it. Its rows are not lost."""
     torn: bool = False
     """True where the file ends inside a frame: at most one row, whose append had not returned."""
 
@@ -169,7 +177,22 @@ def decode_journal(
             content.lost += max(missing, 0)
         expected = piece.ordinal + 1
         rows.decode(piece)
+        if (header := content.header) is not None and header.format > FORMAT:
+            content.newer = newer_format(header)
+            break
+    if (more := len(content.faults) - _SHOWN) > 0:
+        content.faults[_SHOWN:] = [f"{path.name}: {more} more"]
     return content
+
+
+def newer_format(header: JournalHeader) -> str:
+    """What is to be said of a journal that this version cannot read; empty where it can."""
+    if header.format <= FORMAT:
+        return ""
+    return (
+        f"is a journal of format {header.format}, written by loopscope {header.loopscope_version}; this version reads "
+        f"formats up to {FORMAT}. Read and seal it with that version or a later one"
+    )
 
 
 class _Rows:

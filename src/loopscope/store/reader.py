@@ -256,6 +256,8 @@ class RunReader:
                 self.problems.append(Problem("journal", where, text))
                 self._journal_rows[segment] = {}
                 return {}
+            if content.newer:
+                self.problems.append(Problem("schema", where, f"{content.newer}; its rows are left out"))
             if content.faults or content.lost:
                 text = "; ".join(content.faults)
                 self.problems.append(Problem("journal", where, text, content.lost))

@@ -10,7 +10,7 @@ from pathlib import Path
 from loopscope.errors import SchemaError
 from loopscope.store.arrow_rows import ArrowRows
 from loopscope.store.disk import LOCAL_DISK, Disk
-from loopscope.store.journal import JournalHeader, decode_journal, journal_header, read_journal
+from loopscope.store.journal import JournalHeader, decode_journal, journal_header, newer_format, read_journal
 from loopscope.store.ledger import Ledger, write_ledger
 from loopscope.store.names import JOURNAL_DIR, Segment, parse_journal, parse_part, table_dir
 from loopscope.store.parts import PartMeta, file_crc, write_part
@@ -105,6 +105,8 @@ def part_meta(header: JournalHeader, schema: TableSchema, *, lost_rows: int = 0)
 
 
 def _check_versions(path: Path, header: JournalHeader, tables: Mapping[str, TableSchema]) -> None:
+    if text := newer_format(header):
+        raise SchemaError(f"{path.name} {text}.")
     newer = {t: v for t, v in header.schemas.items() if t not in tables or v > tables[t].version}
     if newer:
         raise SchemaError(
