@@ -227,3 +227,34 @@ def test_a_file_full_of_nonsense_is_told_in_a_few_words(tmp_path: Path) -> None:
     assert problem.lost_rows == 1000
     assert problem.text.endswith("980 more")
     assert len(problem.text) < 3000
+
+
+@pytest.mark.parametrize("lost", [{1}, {1, 2}, {3, 5}, {1, 2, 3, 4}])
+def test_what_a_damaged_journal_lost_is_counted_once_before_and_after_it_is_sealed(
+    tmp_path: Path, lost: set[int]
+) -> None:
+    path = write(tmp_path / "run")
+    path.write_bytes(without(read_journal(path), lost))
+    assert verify_run(tmp_path / "run").lost_rows == len(lost)
+    (sealed,) = seal_run(tmp_path / "run").sealed
+    assert (sealed.rows, sealed.lost) == (5 - len(lost), len(lost))
+    found = verify_run(tmp_path / "run")
+    assert found.lost_rows == len(lost)
+    assert sum(found.rows.values()) == 5 - len(lost) + 1  # and the attempt
+    assert [p.kind for p in found.problems] == ["journal", "journal"]
+    # Where the count is lost too, a part still says it.
+    next((tmp_path / "run").glob("journal/*.sealed")).unlink()
+    assert verify_run(tmp_path / "run").lost_rows == len(lost)
+
+
+@pytest.mark.parametrize("kind", ["zeros", "every record"])
+def test_a_journal_of_which_nothing_is_left_is_kept_and_missed(tmp_path: Path, kind: str) -> None:
+    """A machine that lost its power may leave a file of the right length that was never filled."""
+    path = write(tmp_path / "run")
+    data = read_journal(path)
+    path.write_bytes(bytes(len(data)) if kind == "zeros" else without(data, set(range(6))))
+    assert verify_run(tmp_path / "run").lost_rows > 0
+    (sealed,) = seal_run(tmp_path / "run").sealed
+    assert sealed.lost > 0
+    assert path.with_name(path.name + ".damaged").exists()
+    assert verify_run(tmp_path / "run").lost_rows == sealed.lost

@@ -55,6 +55,8 @@ class RunReader:
         """What is wrong with the run, as far as was looked: a table's own parts are checked when it is read."""
         self._checked: dict[Path, PartMeta | None] = {}
         self._looked_for_missing = False
+        self._told: set[Segment] = set()
+        """Journals that are known to have been sealed damaged."""
         self._columns: dict[Path, frozenset[str]] = {}
         """Part that was checked → its columns, known to the registry or not."""
         self._journal_rows: dict[Segment, dict[str, list[pa.Table]]] = {}
@@ -199,10 +201,15 @@ class RunReader:
                     f"left out: {', '.join(extra) or 'none'}"
                 )
                 self.problems.append(Problem("schema", where, text, 0))
-            if meta.lost_rows:
-                text = "was sealed from a damaged journal"
-                self.problems.append(Problem("journal", where, text, meta.lost_rows))
+            self._lost_in_sealing(part.segment, meta.lost_rows)
         return self._checked[part.path]
+
+    def _lost_in_sealing(self, segment: Segment, rows: int) -> None:
+        """Once per journal, of which every part says it; a journal that is still there speaks for itself."""
+        if rows and segment not in self._told and segment not in self.files.journals:
+            self._told.add(segment)
+            text = "was damaged when it was sealed"
+            self.problems.append(Problem("journal", f"{JOURNAL_DIR}/{segment.journal}", text, rows))
 
     def _distrust(self, part: Part, where: str, reason: str) -> None:
         self._checked[part.path] = None
@@ -334,6 +341,8 @@ class RunReader:
         for number in sorted((there | {s.attempt for s in self.files.journals}) - named):
             text = f"attempt {number} has rows but is recorded nowhere; its rows are not live"
             self.problems.append(Problem("attempt", "attempts", text))
+        for segment, ledger in sorted(self.files.ledgers.items()):
+            self._lost_in_sealing(segment, ledger.lost)
         for name in self.files.damaged:
             text = "was sealed although some of it could not be read; kept for inspection"
             self.problems.append(Problem("journal", f"{JOURNAL_DIR}/{name}", text, 0))

@@ -52,14 +52,16 @@ def seal_journal(
     header = journal_header(data)
     result = Sealed(name)
     if header is None:
-        if decode_journal(path, data, tables, lambda table, row: None).num_rows:
+        content = decode_journal(path, data, tables, lambda table, row: None)
+        if content.num_rows:
             # Without its header nothing says whose rows these are: leave them for the reader, which knows the run.
             raise SchemaError(
                 f"{path.name}: the first record is damaged; it is read in place, and cannot be sealed"
             )
         # Its number was used: without a word of it, its absence would look like a loss.
-        write_ledger(disk, root, segment, Ledger(rows={}, crc32={}))
-        disk.unlink(path)
+        result.faults, result.lost = content.faults, content.lost
+        write_ledger(disk, root, segment, Ledger(rows={}, crc32={}, lost=result.lost))
+        _put_away(disk, path, result.lost)
         return result
     _check_versions(path, header, tables)
     rows = ArrowRows(tables, {"run_id": header.run_id, "attempt": header.attempt})
@@ -78,13 +80,17 @@ def seal_journal(
             result.parts.append(path_of_part)
             crcs[table] = path_of_part.stem[-8:]
     write_ledger(disk, root, segment, Ledger(rows=counts, crc32=crcs, lost=result.lost))
-    if result.lost:
+    _put_away(disk, path, result.lost)
+    return result
+
+
+def _put_away(disk: Disk, path: Path, lost: int) -> None:
+    if lost:
         disk.replace(path, path.with_name(path.name + DAMAGED))
     else:
         disk.unlink(path)
     with contextlib.suppress(OSError):
         disk.fsync_dir(path.parent)
-    return result
 
 
 def part_meta(header: JournalHeader, schema: TableSchema, *, lost_rows: int = 0) -> PartMeta:
