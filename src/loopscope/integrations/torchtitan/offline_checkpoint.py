@@ -133,7 +133,7 @@ def check_complete(checkpoint: Path) -> None:
 
     Raises:
         ConfigError: there is no such folder.
-        ProbeError: its metadata or a piece of its data is missing.
+        ProbeError: its metadata or a piece of its data is missing or cut off.
     """
     if not checkpoint.is_dir():
         raise ConfigError(f"there is no checkpoint {checkpoint}, expected a step-N folder")
@@ -142,8 +142,15 @@ def check_complete(checkpoint: Path) -> None:
             f"checkpoint {checkpoint.name} in {checkpoint.parent} is incomplete: {_METADATA}, which is written last, "
             "is missing. Its writing was cut off; use another one."
         )
+    try:
+        pieces = FileSystemReader(checkpoint).read_metadata().storage_data.values()
+    except Exception as error:  # noqa: BLE001 - a cut pickle raises whatever its last bytes make of it
+        raise ProbeError(
+            f"checkpoint {checkpoint.name} in {checkpoint.parent} is incomplete: {_METADATA} cannot be read "
+            f"({type(error).__name__}: {error}). Its writing was cut off; use another one."
+        ) from None
     needed: dict[str, int] = {}
-    for piece in FileSystemReader(checkpoint).read_metadata().storage_data.values():
+    for piece in pieces:
         end = piece.offset + piece.length
         needed[piece.relative_path] = max(end, needed.get(piece.relative_path, 0))
     for name, size in sorted(needed.items()):
