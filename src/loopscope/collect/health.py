@@ -6,7 +6,8 @@ failed), `trace_incomplete` (microbatches that never came), `no_valid_token`, `c
 `nonfinite_probe_loss` (tokens of a probe), and the faults of a visit's values: `nonfinite`,
 `weights_not_normalised`, `index_out_of_range`, `probabilities_as_logits`, `metric_failed`. What an integration
 adds: `probe_cost` (share of the time so far), `probe_failed`, `probe_skipped`, `probe_stretched`,
-`probe_every_not_reached`. Of trackers: `tracker_started`, `tracker_failed`, `tracker_keys`.
+`probe_every_not_reached`, `offline_probe_done` (all rows of a checkpoint are written). Of trackers:
+`tracker_started`, `tracker_failed`, `tracker_keys`.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import pytest
 
 from loopscope import open_run
 from loopscope.cli import main
+from loopscope.integrations.torchtitan import offline
 
 pytestmark = pytest.mark.ranks
 
@@ -76,6 +77,53 @@ def test_going_on_gives_the_rows_of_never_having_stopped(trained: Path, tmp_path
     assert "probed 0 checkpoint(s), 2 were done before" in capsys.readouterr().out
     assert main(["probe", "--series", str(trained), "--corpus", "varied", "--out", str(parts)]) == 2
     assert "Name another folder with --out" in capsys.readouterr().err
+
+
+def test_cut_off_between_a_checkpoints_probe_and_its_deep_probe(
+    trained: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    parts = tmp_path / "parts"
+    flags = ["--series", str(trained), "--deep", "batch", "--out"]
+    deep, calls = offline.run_deep_probe, []
+
+    def cut(*given, **named):
+        calls.append(given)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return deep(*given, **named)
+
+    monkeypatch.setattr(offline, "run_deep_probe", cut)
+    assert main(["probe", *flags, str(parts)]) == 130
+    assert rows(parts, "probe_loss", 4)
+    assert not rows(parts, "probe_readout", 4)
+    monkeypatch.setattr(offline, "run_deep_probe", deep)
+    capsys.readouterr()
+    assert main(["probe", *flags, str(parts)]) == 0
+    assert "probed 1 checkpoint(s), 1 were done before" in capsys.readouterr().out
+    for table in (*TABLES, "probe_specialisation", "probe_saturation"):
+        assert rows(parts, table, 4) == rows(trained, table, 4), table
+
+
+def test_an_earlier_step_does_not_replace_a_later_ones_rows(trained: Path, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "out"
+    assert main(["probe", str(checkpoint(trained, 4)), "--out", str(out)]) == 0
+    assert main(["probe", str(checkpoint(trained, 2)), "--out", str(out)]) == 2
+    assert "probes of the later steps [4]" in capsys.readouterr().err
+    assert main(["probe", "--series", str(trained), "--out", str(out)]) == 0
+    for step in (2, 4):
+        assert rows(out, "probe_loss", step) == rows(trained, "probe_loss", step)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_metadata_that_was_cut_off(copied: Path, tmp_path: Path, share: float, capsys) -> None:
+    metadata = checkpoint(copied, 4) / ".metadata"
+    raw = metadata.read_bytes()
+    metadata.write_bytes(raw[: int(share * len(raw))])
+    assert main(["probe", "--series", str(copied), "--out", str(tmp_path / "out")]) == 1
+    said = capsys.readouterr()
+    assert "checkpoint step-4" in " ".join(said.err.split())
+    assert ".metadata cannot be read" in " ".join(said.err.split())
+    assert "probed 1 checkpoint(s), 0 were done before, 1 refused" in said.out
 
 
 def test_incomplete_checkpoints_are_refused_by_name(copied: Path, tmp_path: Path, capsys) -> None:

@@ -25,6 +25,9 @@ from loopscope.probe.deep_routing import Chosen
 from loopscope.session import Loopscope
 from loopscope.trace import run_probe_forward
 
+_DONE = "offline_probe_done"
+"""The event that follows the last row of a checkpoint: without it, its rows may be cut short."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OfflineSettings:
@@ -98,6 +101,7 @@ def probe_checkpoints(
     Raises:
         ProbeError: a checkpoint is incomplete (named), or of another architecture.
         CheckpointMismatchError: `out` holds probes of something else.
+        ConfigError: `out` holds probes of later steps that are not among `checkpoints`.
     """
     ordered = sorted(checkpoints, key=step_of)
     training = settings.source_of(ordered[0])
@@ -116,6 +120,12 @@ def probe_checkpoints(
     if not missing:
         return []
     # A later attempt replaces every step from its first on, so what follows a gap is probed again.
+    lost = sorted(step for step in done.difference(map(step_of, ordered)) if step > missing[0])
+    if lost:
+        raise ConfigError(
+            f"{out} holds probes of the later steps {lost}, which those of step {missing[0]} would replace: rows are "
+            "added in the order of their steps. Probe all of them with --series, or name another folder with --out."
+        )
     todo = [path for path in ordered if step_of(path) >= missing[0]]
     earlier = [path for path in ordered if step_of(path) < missing[0]]
     config = Loopscope.Config(out=out, run_name=f"probes of {training.run.name}", resume=resume)
@@ -134,9 +144,12 @@ def probe_checkpoints(
         before = _chosen_before(earlier, training, corpus, settings)
         for number, checkpoint in enumerate(todo):
             model = training.load(checkpoint, settings.param_dtype) if number else first
-            before = _probe(model, scope, step_of(checkpoint), corpus, settings, training, before)
+            step = step_of(checkpoint)
+            before = _probe(model, scope, step, corpus, settings, training, before)
+            assert scope.collector is not None
+            scope.collector.record_event(step, _DONE, "info")
             scope.flush(durable=True)
-            progress(step_of(checkpoint))
+            progress(step)
     return [step_of(path) for path in todo]
 
 
@@ -177,13 +190,14 @@ def _chosen_before(
     return step_of(earlier[-1]), result.chosen
 
 
-def _done(out: Path, source: dict[str, object]) -> tuple[set[int], int]:
-    """Steps that `out` holds rows of, and its last attempt."""
+def _done(out: Path, source: dict[str, object]) -> tuple[set[int], int | None]:
+    """Steps that `out` holds all rows of, and its last attempt; None where it was cut off before its first."""
     run = open_run(out)
     known = run.manifest.configuration.get("trainer", {}).get("offline")
     if known != source:
         raise CheckpointMismatchError(
             f"{out} holds a run about {known}, expected probes of {source}. Name another folder with --out."
         )
-    rows = run.sql("select distinct step from probe_loss where stratum_kind = 'all'").fetchall()
-    return {step for (step,) in rows}, max(attempt.attempt for attempt in run.attempts)
+    # Rows of its first probe say little: the deep probe, which takes longer, writes its own after them.
+    rows = run.sql(f"select distinct step from health where event = '{_DONE}'").fetchall()
+    return {step for (step,) in rows}, max((one.attempt for one in run.attempts), default=None)
