@@ -112,6 +112,49 @@ def test_a_model_with_the_trace_contract_alone():
     assert result.tables["probe_margin"]
 
 
+class ZeroRouter(LinearLoop):
+    """A gate that starts at zero, as many do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.nn.init.zeros_(self.gate.weight)
+        torch.nn.init.zeros_(self.gate.bias)
+
+
+def test_a_router_that_starts_at_zero_costs_its_ratios_alone():
+    result = deep(ZeroRouter(), corpus=encoded(documents=6))
+    assert {table for table, rows in result.tables.items() if rows} >= {
+        "probe_readout",
+        "probe_specialisation",
+    }
+    for row in result.tables["probe_margin"]:
+        assert (row["observed_mean"], row["null_median"]) == (0.0, 0.0)
+        nulls = json.loads(row["null_reasons"])
+        assert set(nulls) == {"rho", "rho_ref", "rho_cal", "rho_cal_low", "rho_cal_high", "cell"}
+        assert set(nulls.values()) == {"nonfinite"}
+
+
+def test_few_documents_have_no_reading():
+    for row in deep(LinearLoop(), corpus=encoded(documents=2)).tables["probe_margin"]:
+        assert row["rho_cal"] > 0
+        why = "absent:fewer than 5 documents"
+        assert json.loads(row["null_reasons"]) == dict.fromkeys(("rho_cal_low", "rho_cal_high", "cell"), why)
+
+
+def test_a_forward_that_is_not_finite():
+    model = LinearLoop()
+    with torch.no_grad():
+        model.embed.weight[3, 0] = torch.nan
+    result = deep(model, corpus=encoded(documents=6))
+    assert result.skipped == ("perturbation: the clean forward is not finite",)
+    for row in result.tables["probe_readout"][:-1]:
+        assert row["argmax_settled"] is None
+        assert json.loads(row["null_reasons"])["argmax_settled"] == "nonfinite"
+    for row in result.tables["probe_margin"]:
+        assert row["cell"] is None
+        assert json.loads(row["null_reasons"])["cell"] == "nonfinite"
+
+
 def test_saturation_of_the_same_parameters_and_of_others():
     first = deep(LinearLoop())
     same = deep(LinearLoop(), before=(0, first.chosen)).tables["probe_saturation"]

@@ -89,7 +89,11 @@ class Perturbations:
         if again.residual.dtype != torch.float32:
             self.refused = f"the forward is in {again.residual.dtype}, not in float32"
         if position not in clean or not torch.equal(clean.residual(position), again.residual):
-            self.refused = self.refused or "two clean forwards differ"
+            # NaN is not equal to itself: that says nothing of how well the forward repeats.
+            finite = bool(again.residual.isfinite().all())
+            self.refused = self.refused or (
+                "two clean forwards differ" if finite else "the clean forward is not finite"
+            )
         if again.block != "loop":
             return
         visit = self._visits.get(position)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -61,6 +62,7 @@ class Readouts:
         for index, (loop_step, step) in enumerate(sorted(self._steps.items())):
             entropy = step.entropy / step.tokens
             last = index + 1 == len(self._steps)
+            settled = step.settled / step.tokens
             values: Row = {
                 "loss_mean": step.loss / step.targets,
                 "loss_sum": step.loss,
@@ -68,7 +70,8 @@ class Readouts:
                 "entropy_mean": entropy,
                 "entropy_change": None if entropy_before is None else entropy - entropy_before,
                 # At the last step there is no later one to agree with.
-                "argmax_settled": None if last else step.settled / step.tokens,
+                # The arg-max of logits with a NaN is that NaN's place, which settles at once.
+                "argmax_settled": None if last else settled if math.isfinite(entropy) else math.nan,
             }
             rows.append(
                 {

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from loopscope.metrics.probe.null_margin import NullRatio, cell_of, null_ratio
+from loopscope.metrics.probe.null_margin import MIN_DOCUMENTS, NullRatio, cell_of, null_ratio
 from loopscope.metrics.probe.specialisation import (
     coactivation,
     coactivation_shares,
@@ -25,6 +26,7 @@ _QUANTITIES = ("margin", "selection_gap")
 _PAIRS_UP_TO = 64
 """E up to which a row lists every pair's count."""
 _RATIO_COLUMNS = ("observed_mean", "null_median", "rho", "rho_ref", "rho_cal", "rho_cal_low", "rho_cal_high")
+_NO_REASON: Mapping[str, str] = MappingProxyType({})
 
 
 def reasons(nulls: dict[str, str]) -> str | None:
@@ -32,10 +34,15 @@ def reasons(nulls: dict[str, str]) -> str | None:
     return json.dumps(nulls, separators=(",", ":"), sort_keys=True) if nulls else None
 
 
-def settle(values: Row, reason: str = "nonfinite") -> Row:
-    """Columns with what is missing or not finite as null, and its reason."""
+def settle(values: Row, why: Mapping[str, str] = _NO_REASON) -> Row:
+    """Columns with what is missing or not finite as null, and its reason.
+
+    Args:
+        values: the columns; None is missing.
+        why: of a missing one; what it does not name is not applicable.
+    """
     missing = {
-        name: "not_applicable" if value is None else reason
+        name: why.get(name, "not_applicable") if value is None else "nonfinite"
         for name, value in values.items()
         if value is None or (isinstance(value, float) and not math.isfinite(value))
     }
@@ -60,6 +67,7 @@ def margin_rows(routing: Routing, *, scope: str, num_shuffles: int, seed: int) -
                 num_shuffles=num_shuffles,
             )
         cell = cell_of(found["margin"], found["selection_gap"])
+        why = _why(found, documents=scores.shape[0])
         rows += [
             {
                 **visit.keys,
@@ -69,11 +77,20 @@ def margin_rows(routing: Routing, *, scope: str, num_shuffles: int, seed: int) -
                 "num_shuffles": num_shuffles,
                 "calibrated": not visit.bounded,
                 "num_tokens": scores.shape[0] * scores.shape[1],
-                **settle({**_ratio(ratio), "cell": cell}),
+                **settle({**_ratio(ratio), "cell": cell}, _NO_REASON if ratio is None else why),
             }
             for quantity, ratio in found.items()
         ]
     return rows
+
+
+def _why(found: Mapping[str, NullRatio | None], documents: int) -> dict[str, str]:
+    """Why an interval or a reading is missing where its ratio exists."""
+    few = f"absent:fewer than {MIN_DOCUMENTS} documents"
+    why = dict.fromkeys(("rho_cal_low", "rho_cal_high"), few)
+    if None not in found.values():
+        why["cell"] = few if documents < MIN_DOCUMENTS else "nonfinite"
+    return why
 
 
 def _ratio(ratio: NullRatio | None) -> Row:

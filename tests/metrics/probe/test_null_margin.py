@@ -113,5 +113,38 @@ def test_four_cells():
     assert cell_of(None, wide) is None
 
 
+@pytest.mark.parametrize("quantity", ["margin", "selection_gap"])
+def test_scores_that_do_not_vary_have_no_ratio(quantity):
+    # A router that starts at zero: 0/0, which is no error.
+    found = ratio(torch.zeros(6, 10, 8), quantity=quantity)
+    assert (found.observed, found.null_median) == (0.0, 0.0)
+    assert math.isnan(found.rho)
+    assert math.isnan(found.rho_cal)
+    assert cell_of(found, found) is None
+
+
+def test_scores_that_are_not_finite_have_no_reading():
+    scores = normal(6, 20)
+    scores[0, 0, 0] = math.nan
+    found = ratio(scores)
+    assert math.isnan(found.rho_cal)
+    assert cell_of(found, found) is None
+
+
+@pytest.mark.parametrize("documents", [1, 2, 4, 5])
+def test_few_documents_give_a_ratio_without_an_interval(documents):
+    margin, gap = (ratio(normal(documents, 50), quantity=name) for name in ("margin", "selection_gap"))
+    assert margin.rho_cal == pytest.approx(1, abs=0.5)
+    assert (margin.low is None) == (margin.high is None) == (documents < 5)
+    assert (cell_of(margin, gap) is None) == (documents < 5)
+
+
+def test_an_interval_is_of_the_ratio_itself():
+    # Documents that are all alike leave no doubt: both ends are the ratio.
+    scores = normal(1, 30).expand(8, -1, -1)
+    found = ratio(scores, scope="document", shuffles=5)
+    assert found.low <= found.rho_cal <= found.high
+
+
 def test_the_same_seed_gives_the_same_bits():
     assert ratio(normal(3, 40)) == ratio(normal(3, 40))

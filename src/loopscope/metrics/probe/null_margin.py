@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -17,11 +18,14 @@ Cell = Literal["under-specialised", "block", "hierarchical", "strong"]
 
 CALIBRATION_TOLERANCE = 0.03
 """ρ_cal of a router without structure lies within 1 ± this at 30,000 tokens, for normal scores."""
+MIN_DOCUMENTS = 5
+"""Fewer give no interval, and so no reading: of routers without structure (E = 8, k = 2, 128 tokens a document)
+33% would be read as having some from 2 documents, 10% from 4, 4% from 5 and 1% from 13."""
 
 
 @dataclass(frozen=True, slots=True)
 class NullRatio:
-    """One quantity of one visit against its null."""
+    """One quantity of one visit against its null. NaN is what is not finite, or 0/0: scores that do not vary."""
 
     observed: float
     """Mean over tokens."""
@@ -33,10 +37,10 @@ class NullRatio:
     """The same ratio of a surrogate without structure."""
     rho_cal: float
     """rho / rho_ref; 1 where there is no structure, for normal scores."""
-    low: float
-    """Lower end of the 95% interval of rho_cal, by resampling documents."""
-    high: float
-    """Upper end."""
+    low: float | None
+    """Lower end of the 95% interval of rho_cal, by resampling documents; None with fewer than `MIN_DOCUMENTS`."""
+    high: float | None
+    """Upper end; None as `low`."""
 
 
 def centred(scores_DSE: Float[Tensor, "D S E"]) -> Float[Tensor, "D S E"]:
@@ -108,14 +112,19 @@ def null_ratio(
         _null(surrogate, top_k, quantity, scope, generator, num_shuffles)
     )
     observed, null = float(observed_D.mean()), float(_median_mean(null_ND))
-    rho, rho_ref = observed / null, float(reference)
+    # A router that starts at zero, or one whose experts all collapsed onto each other, has scores without spread.
+    rho, rho_ref = observed / null if null else math.nan, float(reference)
+    if len(observed_D) < MIN_DOCUMENTS:
+        return NullRatio(observed, null, rho, rho_ref, rho / rho_ref if rho_ref else math.nan, None, None)
     # Documents are drawn anew, observed and null alike; the reference is a property of E, k and the columns.
     draws = torch.randint(
         len(observed_D), (num_bootstraps, len(observed_D)), generator=generator, device=generator.device
     ).to(observed_D.device)
-    ratio = observed_D[draws].mean(1) / null_ND.mean(0)[draws].mean(1) / rho_ref
+    null_B = torch.stack([_median_mean(null_ND[:, draw]) for draw in draws])
+    ratio = observed_D[draws].mean(1) / null_B / rho_ref
     low, high = torch.quantile(ratio, torch.tensor([0.025, 0.975], dtype=ratio.dtype, device=ratio.device))
-    return NullRatio(observed, null, rho, rho_ref, rho / rho_ref, float(low), float(high))
+    rho_cal = rho / rho_ref if rho_ref else math.nan
+    return NullRatio(observed, null, rho, rho_ref, rho_cal, float(low), float(high))
 
 
 def cell_of(margin: NullRatio | None, gap: NullRatio | None) -> Cell | None:
@@ -123,11 +132,13 @@ def cell_of(margin: NullRatio | None, gap: NullRatio | None) -> Cell | None:
 
     Beyond chance is an interval of ρ_cal above 1 + `CALIBRATION_TOLERANCE`. Neither: under-specialised. The
     gap alone: a block of equals that is clearly chosen. The margin alone: a hierarchy without an edge. Both:
-    strong. None where one of the two does not exist.
+    strong. None where one of the two does not exist, has no interval or is not finite.
     """
-    if margin is None or gap is None:
+    if margin is None or gap is None or margin.low is None or gap.low is None:
         return None
-    steep, sharp = (one.low > 1 + CALIBRATION_TOLERANCE for one in (margin, gap))
+    if not math.isfinite(margin.low) or not math.isfinite(gap.low):
+        return None
+    steep, sharp = (low > 1 + CALIBRATION_TOLERANCE for low in (margin.low, gap.low))
     if steep:
         return "strong" if sharp else "hierarchical"
     return "block" if sharp else "under-specialised"

@@ -13,6 +13,7 @@ _NO_TOKEN = "no token in the stratum: not_applicable; not finite: nonfinite"
 _FAILED = "a visit of the pair failed: failed"
 _FIRST = "first loop step: not_applicable; not finite: nonfinite"
 _MARGIN = "margin at k = 1, gap at k = E: not_applicable; not finite: nonfinite"
+_INTERVAL = "fewer than 5 documents: absent; else as rho_cal"
 _RATE = "fewer than two passes, or a distance of 0: not_applicable; not finite: nonfinite"
 _OVERLAP = "definition; chance for two independent uniform k-subsets of E"
 _MARGIN_SOURCE = "definition: permutation null, calibrated by a bootstrap surrogate"
@@ -85,7 +86,9 @@ def _readout(name: str, formula: str, unit: str, null_rule: str = "not finite: n
     )
 
 
-def _margin(name: str, formula: str, unit: str = "1", kind: Kind = "float64") -> Metric:
+def _margin(
+    name: str, formula: str, unit: str = "1", kind: Kind = "float64", null_rule: str = _MARGIN
+) -> Metric:
     return _metric(
         "probe_margin",
         name,
@@ -93,7 +96,7 @@ def _margin(name: str, formula: str, unit: str = "1", kind: Kind = "float64") ->
         unit=unit,
         needs=("choice_scores",),
         source=_MARGIN_SOURCE,
-        null_rule=_MARGIN,
+        null_rule=null_rule,
         kind=kind,
     )
 
@@ -140,9 +143,14 @@ METRICS = (
     _margin("rho", "observed_mean / null_median"),
     _margin("rho_ref", "rho of columns resampled with replacement and centred again"),
     _margin("rho_cal", "rho / rho_ref"),
-    _margin("rho_cal_low", "2.5% quantile of rho_cal, documents resampled"),
-    _margin("rho_cal_high", "97.5% quantile of rho_cal, documents resampled"),
-    _margin("cell", "which of the two rho_cal_low exceed 1.03: neither, gap, margin, both", kind="string"),
+    _margin("rho_cal_low", "2.5% quantile of rho_cal, documents resampled", null_rule=_INTERVAL),
+    _margin("rho_cal_high", "97.5% quantile of rho_cal, documents resampled", null_rule=_INTERVAL),
+    _margin(
+        "cell",
+        "which of the two rho_cal_low exceed 1.03: neither, gap, margin, both",
+        kind="string",
+        null_rule="one of the two does not exist: not_applicable; else as rho_cal_low",
+    ),
     _perturbation("relative_distance", "‖h′ − h‖_F / ‖h‖_F, mean over directions"),
     _perturbation("relative_distance_min", "smallest direction's"),
     _perturbation("relative_distance_max", "largest direction's"),
