@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -149,6 +150,8 @@ class Probe:
 
 
 def _show(found: Comparison, first: Path, second: Path) -> None:
+    from loopscope.metrics.probe.compare import MIN_DOCUMENTS
+
     console = make_console()
     console.width = max(console.width, _WIDTH)
     table = make_table(
@@ -162,7 +165,7 @@ def _show(found: Comparison, first: Path, second: Path) -> None:
             _cell(change.choice),
             _cell(change.entropy),
             _cell(change.norm),
-            _reading(change.meaningful),
+            _reading(change),
         )
     console.print(f"{first} → {second}", markup=False)
     console.print(
@@ -171,8 +174,13 @@ def _show(found: Comparison, first: Path, second: Path) -> None:
         markup=False,
     )
     console.print(table)
-    reading = _reading(found.loss.meaningful)
-    console.print(f"loss, nats per token: {_cell(found.loss)}  {reading}", markup=False)
+    console.print(f"loss, nats per token: {_cell(found.loss)}  {_reading(found.loss)}", markup=False)
+    if found.num_documents < MIN_DOCUMENTS:
+        console.print(
+            f"{found.num_documents} document(s) give no interval, expected {MIN_DOCUMENTS} at least: take another "
+            "--corpus",
+            markup=False,
+        )
 
 
 def _name(change: VisitChange) -> str:
@@ -183,8 +191,14 @@ def _name(change: VisitChange) -> str:
 def _cell(interval: Interval | None) -> str:
     if interval is None:
         return MISSING
+    if not math.isfinite(interval.mean):
+        return "not finite"
+    if not interval.known:
+        return f"{interval.mean:.2g} [no interval]"
     return f"{interval.mean:.2g} [{interval.low:.2g}, {interval.high:.2g}]"
 
 
-def _reading(meaningful: bool) -> str:
-    return "changed" if meaningful else "no meaningful difference"
+def _reading(found: Interval | VisitChange) -> str:
+    if found.meaningful:
+        return "changed"
+    return "no meaningful difference" if found.known else "not known"

@@ -7,10 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from loopscope import open_run
 from loopscope.cli import main
-from loopscope.integrations.torchtitan import offline
+from loopscope.integrations.torchtitan import offline, offline_checkpoint
 
 pytestmark = pytest.mark.ranks
 
@@ -169,6 +170,28 @@ def test_comparing(trained: Path, capsys) -> None:
     changed = capsys.readouterr().out
     line = next(line for line in changed.splitlines() if "layer 1, loop step 2" in line)
     assert line.split()[-1] == "changed"
+
+
+def test_comparing_with_a_checkpoint_that_is_not_finite(trained: Path, capsys, monkeypatch) -> None:
+    load, calls = offline_checkpoint.load_model, []
+
+    def broken(*given, **named):
+        model = load(*given, **named)
+        calls.append(given)
+        if len(calls) == 2:
+            model.layers["loop_0"].attention.wo.weight.data.view(-1)[0] = torch.nan
+        return model
+
+    monkeypatch.setattr(offline_checkpoint, "load_model", broken)
+    two = str(checkpoint(trained, 2))
+    assert main(["probe", "--compare", two, two]) == 0
+    said = capsys.readouterr().out
+    head, loop = (
+        next(li for li in said.splitlines() if name in li) for name in ("head", "layer 1, loop step 2")
+    )
+    assert head.rstrip().endswith("no meaningful difference")
+    assert "not finite" in loop
+    assert said.rstrip().endswith("loss, nats per token: not finite  not known")
 
 
 @pytest.mark.parametrize(

@@ -36,9 +36,30 @@ def test_what_is_the_same_in_every_document_is_known_exactly():
     assert not noise.meaningful
 
 
-def test_a_single_document_says_nothing():
-    (found,) = intervals([[3.0]])
-    assert (found.mean, found.low, found.high, found.meaningful) == (3.0, -math.inf, math.inf, False)
+@pytest.mark.parametrize("documents", [1, 2, 4])
+def test_few_documents_say_nothing(documents):
+    (found,) = intervals([[3.0]] * documents)
+    assert (found.mean, found.low, found.high) == (3.0, -math.inf, math.inf)
+    assert (found.meaningful, found.known) == (False, False)
+
+
+def test_few_documents_that_differ_by_noise_show_nothing_beyond_the_promise():
+    draw = np.random.default_rng(3)
+    shown = sum(
+        any(one.meaningful for one in intervals(draw.normal(size=(5, 24)), seed=seed, num_bootstraps=300))
+        for seed in range(60)
+    )
+    assert shown <= 7  # 3 expected at most; more than 7 of 60 has a probability below 1% at 5%
+
+
+def test_what_is_not_finite_is_not_known_and_spoils_no_other():
+    values = np.random.default_rng(2).normal(size=(20, 3))
+    clean = intervals(values[:, [0, 2]], shares=[False, False])
+    values[4, 1] = math.nan
+    found = intervals(values, shares=[False, True, False])
+    assert [found[0], found[2]] == clean
+    assert math.isnan(found[1].mean)
+    assert (found[1].meaningful, found[1].known) == (False, False)
 
 
 def test_noise_around_zero_is_not_and_a_shift_is_meaningful():

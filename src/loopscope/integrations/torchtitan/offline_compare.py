@@ -31,9 +31,19 @@ class VisitChange:
     """Relative change of the hidden state's mean norm."""
 
     @property
+    def intervals(self) -> tuple[Interval, ...]:
+        """Those that there are."""
+        return tuple(one for one in (self.choice, self.entropy, self.norm) if one is not None)
+
+    @property
     def meaningful(self) -> bool:
         """True where an interval does not include 0."""
-        return any(one is not None and one.meaningful for one in (self.choice, self.entropy, self.norm))
+        return any(one.meaningful for one in self.intervals)
+
+    @property
+    def known(self) -> bool:
+        """True where every number is finite and has an interval."""
+        return all(one.known for one in self.intervals)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,8 +61,7 @@ class Comparison:
     @property
     def num_intervals(self) -> int:
         """How many intervals hold together."""
-        shown = [one for visit in self.visits for one in (visit.choice, visit.entropy, visit.norm)]
-        return sum(one is not None for one in shown)
+        return sum(one.known for visit in self.visits for one in visit.intervals)
 
 
 @dataclass(slots=True)

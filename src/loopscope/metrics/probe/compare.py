@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 
 NUM_BOOTSTRAPS = 2000
 LEVEL = 0.95
+MIN_DOCUMENTS = 5
+"""Fewer give no interval: of pairs that differ by noise, a table of 24 numbers would show a difference in 98% from 2
+documents, 35% from 3 and 11% from 4, instead of 5%."""
 _SMALLEST_ERROR = 0.25
 """A resample's standard error is taken as at least this share of the data's own: a resample that happens to hold one
 value over and over would make its statistic as large as one likes."""
@@ -23,6 +26,11 @@ class Interval:
     mean: float
     low: float
     high: float
+
+    @property
+    def known(self) -> bool:
+        """False where the mean is not finite, or too few documents leave it without an interval."""
+        return all(map(math.isfinite, (self.mean, self.low, self.high)))
 
     @property
     def meaningful(self) -> bool:
@@ -52,11 +60,20 @@ def simultaneous_intervals(
         num_bootstraps: resamples of documents.
 
     Returns:
-        M intervals. With fewer than two documents they are unbounded.
+        M intervals. With fewer than `MIN_DOCUMENTS` documents they are unbounded; NaN where a value is not finite.
     """
     documents, places = difference_DM.shape
+    finite_M = np.isfinite(difference_DM).all(0)
+    if not finite_M.all():
+        kept = np.flatnonzero(finite_M)
+        some = None if shares is None else [shares[place] for place in kept]
+        found = simultaneous_intervals(
+            difference_DM[:, kept], draw, shares=some, num_bootstraps=num_bootstraps
+        )
+        of_place = dict(zip(kept.tolist(), found, strict=True))
+        return [of_place.get(place, Interval(math.nan, math.nan, math.nan)) for place in range(places)]
     mean_M = difference_DM.mean(0)
-    if documents < 2:
+    if documents < MIN_DOCUMENTS:
         return [Interval(float(mean), -math.inf, math.inf) for mean in mean_M]
     one_sided_M = np.zeros(places, dtype=bool) if shares is None else np.asarray(shares, dtype=bool)
     error_M = difference_DM.std(0, ddof=1) / math.sqrt(documents)
