@@ -25,6 +25,20 @@ def test_the_last_steps_that_both_have_are_compared(tmp_path):
     assert found["loss_mean", "core"] == (1.0, 2.0)
 
 
+def test_probes_over_other_tokens_are_left_out_with_both_hashes(tmp_path, capsys):
+    paths = []
+    for name, tokens in (("a", "a" * 64), ("b", "b" * 64)):
+        rows = [loss(s, s) for s in range(1, 11)] + [probe(8, "all", "all", 1.0, tokens)]
+        paths.append(make_run(tmp_path / name, rows))
+    a, b = (open_run(path) for path in paths)
+    assert not [d for d in differences([a], [b], (9, 10), "run") if d.table == "probe_loss"]
+    assert [d for d in differences([a], [a], (9, 10), "run") if d.table == "probe_loss"]
+    assert main(["diff", *map(str, paths)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"corpus_hash {'a' * 64} on one side, {'b' * 64} on the other" in said
+    assert "probe_loss.loss_mean" not in said
+
+
 def test_visits_count_alike_and_head_and_loop_apart(tmp_path):
     a, b = open_run(run_at(tmp_path / "a", 1.0)), open_run(run_at(tmp_path / "b", 3.0))
     found = {

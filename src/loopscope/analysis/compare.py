@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from loopscope.analysis.probes import require_same_corpus
 from loopscope.analysis.records import records, value
 from loopscope.analysis.run import Run
 from loopscope.analysis.scope import scope_of
+from loopscope.errors import ProbeError
 
 By = Literal["run", "block", "loop_step", "layer"]
 
@@ -95,12 +97,16 @@ def window_of(runs: Sequence[Run], share: float = 0.2) -> tuple[int, int] | None
 def differences(a: Sequence[Run], b: Sequence[Run], window: tuple[int, int], by: By) -> list[Difference]:
     """Every metric's mean over the window's rows: per visit first, then over the visits of a place.
 
-    A quotient of counts, such as a load entropy, is never pooled over layers: it is averaged over visits.
+    A quotient of counts, such as a load entropy, is never pooled over layers: it is averaged over visits. Losses of
+    probes over different tokens are left out; `corpora_apart` says which.
     """
+    apart = corpora_apart(a, b, window)
     sides = [[_means(run, window, by) for run in side] for side in (a, b)]
     keys = dict.fromkeys(key for side in sides for run in side for key in run)
     found = []
     for table, metric, place in keys:
+        if table == "probe_loss" and place in apart:
+            continue
         values = [[v for run in side if (v := run.get((table, metric, place))) is not None] for side in sides]
         means = [statistics.fmean(side) if side else None for side in values]
         spreads = [statistics.stdev(side) if len(side) > 1 else None for side in values]
@@ -111,6 +117,38 @@ def differences(a: Sequence[Run], b: Sequence[Run], window: tuple[int, int], by:
             )
         )  # fmt: skip
     return found
+
+
+def corpora_apart(a: Sequence[Run], b: Sequence[Run], window: tuple[int, int]) -> dict[str, str]:
+    """Corpus name → why its losses cannot be compared: both hashes, where runs have other tokens under one name."""
+    sides = [[_hashes(run, window) for run in side] for side in (a, b)]
+    found = {}
+    for name in dict.fromkeys(name for side in sides for run in side for name in run):
+        one, other = ([tokens for run in side for tokens in run.get(name, ())] for side in sides)
+        if one and other:
+            try:
+                require_same_corpus(one, other)
+            except ProbeError as error:
+                found[name] = str(error)
+    return found
+
+
+def _hashes(run: Run, window: tuple[int, int]) -> dict[str, list[str]]:
+    """Corpus name → token hashes of the probe that `differences` looks at."""
+    if "probe_loss" not in run.tables:
+        return {}
+    found: dict[str, list[str]] = {}
+    for row in records(
+        run,
+        f"select distinct corpus_name as name, corpus_hash as tokens from probe_loss where {_last(window)}",
+    ):
+        found.setdefault(str(row["name"]), []).append(row["tokens"])
+    return found
+
+
+def _last(window: tuple[int, int]) -> str:
+    # Probes are rare: the window may hold none, the last one before its end is what can be compared.
+    return f"step = (select max(step) from probe_loss where step <= {window[1]})"
 
 
 def _beyond(
@@ -134,8 +172,7 @@ def _means(run: Run, window: tuple[int, int], by: By) -> dict[tuple[str, str, st
         means = ", ".join(f"avg({metric}) as {metric}" for metric in metrics)
         where = f"{scope_of(run, table).where} and {_ROWS.get(table, 'true')} and ({place}) is not null"
         if table == "probe_loss":
-            # Probes are rare: the window may hold none, the last one before its end is what can be compared.
-            where += f" and step = (select max(step) from probe_loss where step <= {window[1]})"
+            where += f" and {_last(window)}"
         else:
             where += f" and step between {window[0]} and {window[1]}"
         query = (

@@ -11,7 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from loopscope.analysis import Run, open_run, open_runs
-from loopscope.analysis.compare import By, Difference, differences, settings_between, window_of
+from loopscope.analysis.compare import (
+    By,
+    Difference,
+    corpora_apart,
+    differences,
+    settings_between,
+    window_of,
+)
 from loopscope.cli.console import make_console, make_table, number, plain, titled, working
 from loopscope.errors import ConfigError
 
@@ -59,6 +66,7 @@ class Diff:
                 )
             settings = settings_between(a, b)
             found = {by: differences(a, b, window, by) for by in get_args(By)}
+            apart = corpora_apart(a, b, window)
         console.print(f"A: {_named(a)}", markup=False)
         console.print(f"B: {_named(b)}", markup=False)
         console.print()
@@ -77,6 +85,8 @@ class Diff:
                 console.print()
                 for part in titled(_TITLES[by], _table(rows, spread=len(a) > 1 or len(b) > 1)):
                     console.print(part)
+        for name, why in apart.items():
+            console.print(f"\nprobe_loss on {plain(name)}: {why}", markup=False)
         if len(a) > 1 and len(b) > 1:
             console.print("\n* the difference is above twice its standard error over the runs")
         return 0
