@@ -66,7 +66,7 @@ def simultaneous_intervals(
     finite_M = np.isfinite(difference_DM).all(0)
     if not finite_M.all():
         kept = np.flatnonzero(finite_M)
-        some = None if shares is None else [shares[place] for place in kept]
+        some = None if shares is None else [shares[place] for place in kept.tolist()]
         found = simultaneous_intervals(
             difference_DM[:, kept], draw, shares=some, num_bootstraps=num_bootstraps
         )
