@@ -1,5 +1,6 @@
 """Routes, bounds, access: what a client can ask and what it can never reach."""
 
+import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,7 +10,9 @@ from page_reader import Page
 from report_runs import Shape, generated_run
 from service_runs import client, finished_run, loss_row, open_writer
 
+from loopscope import open_run
 from loopscope.errors import ConfigError
+from loopscope.report import page, write_report
 from loopscope.service import app, make_app, views
 from loopscope.service.catalog import Catalog
 from loopscope.service.prometheus import _GAUGES, MOST_RUNS
@@ -62,6 +65,8 @@ def test_a_run_its_version_charts_and_rows(root):
         ("/tables/loss?limit=0", 422, "limit is '0'"),
         ("/tables/loss?from=1%20or%201", 422, "from is"),
         ("/tables/loss?from=" + "9" * 500, 422, "from is"),
+        ("/tables/loss?from=" + "0" * 5000, 422, "from is"),
+        ("/tables/loss?from=" + "0" * 20 + "9" * 20, 422, "from is"),
         ("/tables/loss?columns=" + ",".join(["step"] * 33), 422, "got 33 columns"),
     ],
 )
@@ -270,6 +275,29 @@ def test_a_run_whose_manifest_is_broken_is_listed_and_breaks_nothing(root):
     assert "not a valid run manifest" in broken[0]["problem"]
     assert browser.get("/").status_code == 200
     assert browser.get("/metrics").status_code == 200
+
+
+def test_names_that_are_no_valid_text_cost_the_other_runs_nothing(root, monkeypatch):
+    # A folder whose name is not UTF-8, and a run that is named after it.
+    odd = root / "odd-\udcff"
+    try:
+        shutil.copytree(root / "one", odd)
+    except OSError:
+        pytest.skip("this disk takes valid names alone")
+    stored = json.loads((odd / "run.json").read_text())
+    stored.pop("checksum")
+    (odd / "run.json").write_text(json.dumps(stored | {"run_name": ""}))
+    browser = client(root)
+    places = {run["place"]: run["key"] for run in browser.get("/api/runs").json()["runs"]}
+    assert set(places) == {"odd-?", "one", "deep/er/two"}
+    for key in places.values():
+        for path in (f"/runs/{key}", f"/api/runs/{key}", f"/api/runs/{key}/charts"):
+            assert browser.get(path).status_code == 200
+    assert browser.get("/").status_code == 200
+    assert browser.get(f"/compare?run={places['odd-?']}&run={places['one']}").status_code == 200
+    assert 'run="odd-?"' in browser.get("/metrics").text
+    monkeypatch.setattr(page, "script_bundle", lambda: "/* no script */")
+    write_report([open_run(odd)], root / "report.html")
 
 
 def test_a_thousand_runs(tmp_path, monkeypatch):

@@ -59,7 +59,8 @@ def write_report(
     target = Path(path)
     temporary = target.with_name(target.name + ".tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        # A folder's name need not be valid text, nor need what run.json says.
+        temporary.write_text(text, encoding="utf-8", errors="replace")
         temporary.replace(target)
     except OSError as error:
         temporary.unlink(missing_ok=True)

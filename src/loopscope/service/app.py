@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from loopscope import __version__
@@ -25,11 +25,12 @@ from loopscope.errors import ConfigError, LoopscopeError
 from loopscope.report.page import MOST_RUNS, asset, script_bundle
 from loopscope.report.part import shown_name
 from loopscope.service.access import Access, Guard
+from loopscope.service.answers import Json, encoded
 from loopscope.service.catalog import Catalog, Entry
 from loopscope.service.openapi import openapi
 from loopscope.service.prometheus import MOST_RUNS as MOST_GAUGED
 from loopscope.service.prometheus import exposition
-from loopscope.service.rows import rows
+from loopscope.service.rows import rows, whole_number
 from loopscope.service.views import Views, steady
 
 _PER_PAGE = 50
@@ -110,7 +111,7 @@ class _Service:
         if any(version == "gone" for version, _ in found):
             raise HTTPException(404, "one of the runs is no longer there")
         state = "live" if any(state == "live" for _, state in found) else "finished"
-        return JSONResponse({"version": "".join(version for version, _ in found), "state": state})
+        return Json({"version": "".join(version for version, _ in found), "state": state})
 
     async def _several(self, request: Request) -> list[Entry]:
         keys = list(dict.fromkeys(request.query_params.getlist("run")))
@@ -139,30 +140,30 @@ class _Service:
             except LoopscopeError:
                 continue  # Deleted while we looked, or damaged: it has no gauges.
         return PlainTextResponse(
-            exposition(known, len(entries)), media_type="text/plain; version=0.0.4; charset=utf-8"
+            encoded(exposition(known, len(entries))), media_type="text/plain; version=0.0.4; charset=utf-8"
         )
 
     async def describe(self, request: Request) -> Response:
-        return JSONResponse(openapi(__version__))
+        return Json(openapi(__version__))
 
     async def list_runs(self, request: Request) -> Response:
         limit = _bounded(request.query_params.get("limit"), 100, 1000)
         entries = await run_in_threadpool(self._catalog.entries)
         found = await run_in_threadpool(lambda: [_described(entry) for entry in entries[:limit]])
-        return JSONResponse({"runs": found, "total": len(entries), "truncated": len(entries) > len(found)})
+        return Json({"runs": found, "total": len(entries), "truncated": len(entries) > len(found)})
 
     async def run(self, request: Request) -> Response:
         entry = await self._entry(request.path_params["key"])
         found = await self._views.headline(entry)
         about = await run_in_threadpool(_described, entry)
-        return JSONResponse(about | {"headline": found})
+        return Json(about | {"headline": found})
 
     async def version(self, request: Request) -> Response:
         entry = await self._entry(request.path_params["key"])
         version, state = await self._views.version(entry)
         if version == "gone":
             raise HTTPException(404, "the run is no longer there")
-        return JSONResponse({"version": version, "state": state})
+        return Json({"version": version, "state": state})
 
     async def charts(self, request: Request) -> Response:
         entry = await self._entry(request.path_params["key"])
@@ -171,7 +172,7 @@ class _Service:
     async def table(self, request: Request) -> Response:
         entry = await self._entry(request.path_params["key"])
         query = dict(request.query_params)
-        return JSONResponse(
+        return Json(
             await run_in_threadpool(
                 lambda: steady(
                     [entry], lambda: rows(open_run(entry.path), request.path_params["table"], query)
@@ -191,9 +192,10 @@ def _described(entry: Entry) -> dict[str, Any]:
 def _bounded(text: str | None, default: int, most: int) -> int:
     if text is None:
         return default
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:20]) <= max(1, most):
+    number = whole_number(text)
+    if number is None or not 1 <= number <= max(1, most):
         raise ConfigError(f"got {text[:40]!r}, expected an integer from 1 to {max(1, most)}")
-    return int(text)
+    return number
 
 
 def _html(text: str, nonce: str) -> Response:
@@ -202,7 +204,7 @@ def _html(text: str, nonce: str) -> Response:
         f"default-src 'none'; script-src 'self' 'nonce-{nonce}' 'unsafe-eval'; style-src 'unsafe-inline'; "
         "img-src data:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     )
-    return HTMLResponse(text, headers={"content-security-policy": policy})
+    return HTMLResponse(encoded(text), headers={"content-security-policy": policy})
 
 
 async def _said(request: Request, error: Exception) -> Response:
@@ -217,8 +219,8 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 def _refusal(request: Request, status: int, text: str) -> Response:
     if request.url.path.startswith("/api/"):
-        return JSONResponse({"error": text}, status)
-    return PlainTextResponse(text + "\n", status)
+        return Json({"error": text}, status)
+    return PlainTextResponse(encoded(text + "\n"), status)
 
 
 def _own_asset(name: str) -> str:

@@ -23,14 +23,14 @@ def rows(run: Run, table: str, query: Mapping[str, str]) -> dict[str, Any]:
         ConfigError: an unknown table or column, or a number out of bounds; the message names it.
     """
     if table not in TABLES:
-        raise ConfigError(f"there is no table {table!r}; expected one of {', '.join(TABLES)}")
+        raise ConfigError(f"there is no table {table[:40]!r}; expected one of {', '.join(TABLES)}")
     known = TABLES[table].names
     columns = [name for name in query.get("columns", "").split(",") if name] or [
         name for name in known if not TABLES[table].arrow.field(name).type.num_fields
     ][:MOST_COLUMNS]
     if unknown := [name for name in columns if name not in known]:
         raise ConfigError(
-            f"table {table!r} has no column {unknown[0]!r}; expected some of {', '.join(known)}"
+            f"table {table!r} has no column {unknown[0][:40]!r}; expected some of {', '.join(known)}"
         )
     if len(columns) > MOST_COLUMNS:
         raise ConfigError(f"got {len(columns)} columns, expected {MOST_COLUMNS} at most; ask twice")
@@ -51,9 +51,19 @@ def _number(query: Mapping[str, str], name: str, default: int, least: int = 0, m
     text = query.get(name)
     if text is None:
         return default
-    if not text.isascii() or not text.isdigit() or not least <= int(text[:20]) <= most:
+    number = whole_number(text)
+    if number is None or not least <= number <= most:
         raise ConfigError(f"{name} is {text[:40]!r}, expected an integer from {least} to {most}")
-    return int(text)
+    return number
+
+
+def whole_number(text: str) -> int | None:
+    """A number in decimal digits; None for anything else, and for more digits than any step has.
+
+    >>> whole_number("0012"), whole_number("-1"), whole_number("0" * 5000), whole_number("")
+    (12, None, None, None)
+    """
+    return int(text) if len(text) <= 40 and text.isascii() and text.isdigit() else None
 
 
 def _plain(cell: Any) -> Any:

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 import duckdb
-from starlette.responses import JSONResponse
 
 from loopscope.alerts import Bounds
 from loopscope.analysis import Run, open_run
@@ -22,6 +21,7 @@ from loopscope.errors import StoreError
 from loopscope.report.compare import Axis, comparison
 from loopscope.report.page import render
 from loopscope.report.part import part_of, plain_charts, shown_name
+from loopscope.service.answers import Json
 from loopscope.service.catalog import Entry
 from loopscope.service.kept import Kept
 
@@ -117,7 +117,7 @@ class Views:
         part = part_of(open_run(entry.path), "r0", self._bounds)
         page = render([part], None, "", live=f"/api/runs/{entry.key}/version", nonce=self._nonce)
         # The text is kept, not the part: its rows as Python objects take twenty times the memory.
-        return _Shown(page=page, charts=bytes(JSONResponse(plain_charts(part)).body))
+        return _Shown(page=page, charts=bytes(Json(plain_charts(part)).body))
 
 
 def steady(entries: Sequence[Entry], read: Callable[[], T]) -> T:

@@ -5,6 +5,7 @@
   const pause = (ms) => new Promise((done) => setTimeout(done, ms));
   const show = (value) => (typeof value === "number" ? Number(value.toPrecision(5)).toLocaleString("en") : value ?? "–");
   async function fill(row) {
+    if (row.dataset.state === "unreadable") return;
     const answer = await fetch(`/api/runs/${row.dataset.run}`);
     if (!answer.ok) {
       if (answer.status === 404) { row.dataset.state = "gone"; row.querySelector('[data-cell="state"]').textContent = "gone"; }
