@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from report_runs import Shape, generated_run
 
 import loopscope.cli as cli
@@ -82,11 +83,16 @@ def test_json_for_programs(capsys, tmp_path):
     )  # fmt: skip
 
 
-def test_text_of_strangers_is_text(capsys, tmp_path):
+@pytest.mark.parametrize("verb", ["alerts", "summary"])
+def test_text_of_strangers_is_text(capsys, tmp_path, verb):
     severity = np.where(np.arange(2 * 150) == 6, "warn", "info")
-    path = sick(tmp_path, "health", severity=severity.tolist(), detail="[bold]\x1b[31mvisits[/] missing")
-    assert cli.main(["alerts", str(path)]) == 0
-    assert "[bold]" in capsys.readouterr().out
+    changes = {"health": {"severity": severity.tolist(), "detail": "[bold]\x1b[31mvisits[/] missing"}}
+    path = generated_run(tmp_path / "run", replace(SHAPE, changes=changes), name="name\x1b[2J\u202e")
+    assert cli.main([verb, str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "[bold]" in out
+    assert "name\ufffd[2J\ufffd" in out
+    assert "\x1b" not in out
 
 
 def test_wrong_questions_are_status_2(capsys, tmp_path):

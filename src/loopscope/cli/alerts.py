@@ -16,7 +16,7 @@ from loopscope.alerts import Alert, AlertOverrides, AlertSettings, Rule, rules_a
 from loopscope.analysis import open_run
 from loopscope.analysis.health_findings import Findings, findings
 from loopscope.analysis.liveness import liveness
-from loopscope.cli.console import MISSING, make_console, make_table
+from loopscope.cli.console import MISSING, make_console, make_table, plain
 
 _SHOWN = 10
 """Places per rule that are printed without --every-place."""
@@ -59,7 +59,7 @@ class Alerts:
         else:
             console = make_console()
             name = run.manifest.run_name or run.path.name
-            console.print(Text(f"{name}  [{liveness(run.path)}]", style="bold"))
+            console.print(Text(plain(f"{name}  [{liveness(run.path)}]"), style="bold"))
             self._print(console, found)
         return 1 if found.state == "critical" else 0
 
@@ -80,7 +80,7 @@ class Alerts:
             if alerts:
                 self._print_places(console, alerts)
             else:
-                console.print(Padding(Text(finding.text), (0, 0, 0, 2)))
+                console.print(Padding(Text(plain(finding.text)), (0, 0, 0, 2)))
 
     def _print_places(self, console: Console, alerts: list[Alert]) -> None:
         alerts = sorted(alerts, key=lambda a: (a.cleared is not None, a.severity != "critical", -a.worst))
@@ -90,8 +90,8 @@ class Alerts:
         for alert in shown:
             ended = MISSING if alert.cleared is None else str(alert.cleared)
             cells = (alert.subject, alert.severity, str(alert.since), str(alert.fired), ended, alert.text)
-            # Health rows' texts come from anywhere: they are text, not markup.
-            table.add_row(*(Text(cell) for cell in cells))
+            # Health rows' texts come from anywhere: they are text, neither markup nor orders to the terminal.
+            table.add_row(*(Text(plain(cell)) for cell in cells))
         console.print(Padding(table, (0, 0, 0, 2)))
         if len(shown) < len(alerts):
             console.print(Text(f"  and {len(alerts) - len(shown)} more; --every-place prints them all"))

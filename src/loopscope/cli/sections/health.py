@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from loopscope.cli.console import make_table, titled
+from loopscope.cli.console import make_table, plain, titled
 from loopscope.cli.sections.rows import records
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def section(run: Run) -> list[RenderableType]:
     parts += _coverage(run, "coverage", "traced step")
     parts += _coverage(run, "probe_coverage", "probe")
     parts += _events(run)
-    parts += [Text(f"reader: {problem}", style="red") for problem in run.problems]
+    parts += [Text(plain(f"reader: {problem}"), style="red") for problem in run.problems]
     parts += _cost(run)
     return parts
 
@@ -55,7 +55,7 @@ def _coverage(run: Run, event: str, noun: str) -> list[RenderableType]:
         ]
     first = bad[0]
     text = f"coverage: {len(bad)} of {len(rows)} {noun}(s) incomplete, first at step {first['step']}: {first['detail']}"
-    return [Text(text, style="red")]
+    return [Text(plain(text), style="red")]
 
 
 def _events(run: Run) -> list[RenderableType]:
@@ -78,7 +78,7 @@ def _events(run: Run) -> list[RenderableType]:
             str(row["total"]),
             str(row["first"]),
             str(row["last"]),
-            Text(_short(row["detail"])),
+            Text(plain(_short(row["detail"]))),
         )
     return titled("Events", table)
 

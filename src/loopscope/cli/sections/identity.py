@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
-from loopscope.cli.console import MISSING, make_table, titled
+from loopscope.cli.console import MISSING, make_table, plain, titled
 from loopscope.cli.sections.rows import records
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def section(run: Run) -> list[RenderableType]:
     """Name, identity, attempts, and rows per table."""
     manifest = run.manifest
     lines: list[RenderableType] = [
-        Text(f"{manifest.run_name or run.path.name}  {manifest.run_id}", style="bold"),
+        Text(plain(f"{manifest.run_name or run.path.name}  {manifest.run_id}"), style="bold"),
         *_progress(run),
         *_attempts(run),
     ]
