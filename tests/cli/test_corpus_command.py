@@ -42,6 +42,56 @@ def test_a_changed_text_or_bucket_is_wrong(folder: Path, capsys: pytest.CaptureF
     assert "prose/a.txt has SHA-256" in capsys.readouterr().err
 
 
+def test_what_a_build_leaves_out_and_what_is_too_long_is_said(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "prose" / "notes.md").write_text("no document")
+    (folder / ".cache").mkdir()
+    (folder / ".cache" / "a.txt").write_text("hidden " * 200)
+    (folder / "prose" / "book.txt").write_text("once more and " * 2000)
+    assert _build(folder, "CC0-1.0") == 0
+    shown = capsys.readouterr().out
+    assert "mine: 3 documents as the manifest says" in shown
+    assert (
+        "left out: 2 file(s) that are hidden or do not end in .txt, such as .cache/a.txt, prose/notes.md"
+        in shown
+    )
+    assert "long: 1 document(s) above 20000 characters, such as prose/book.txt" in shown
+    assert "few: 3 document(s)" in shown
+
+
+def test_a_domain_that_is_not_the_folder_is_wrong(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _build(folder, "CC0-1.0") == 0
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["documents"][0]["domain"] = "code"
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert main(["corpus", "verify", str(folder)]) == 1
+    assert "with the domain 'code', expected its first folder" in capsys.readouterr().err
+
+
+def _same(path: Path) -> None:
+    path.write_bytes((path.parent / "a.txt").read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: path.mkdir(), "prose/z.txt (Is a directory)"),
+        (lambda path: path.symlink_to("nowhere"), "prose/z.txt (No such file or directory)"),
+        (lambda path: path.write_bytes(b"\0\1" * 800), "prose/z.txt holds NUL characters"),
+        (lambda path: path.write_bytes(b"\xff" * 800), "prose/z.txt is not UTF-8 (byte 0)"),
+        (lambda path: path.write_bytes(b""), "prose/z.txt has 0 characters"),
+        (lambda path: path.write_text(" \n" * 800), "prose/z.txt has 0 characters"),
+        (_same, "prose/z.txt is the same as prose/a.txt"),
+    ],
+)
+def test_what_is_no_document(folder: Path, make, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    make(folder / "prose" / "z.txt")
+    assert _build(folder, "CC0-1.0") == 1
+    assert message in capsys.readouterr().err
+    assert not (folder / "manifest.json").exists()
+
+
 @pytest.mark.parametrize(
     ("licence", "message"),
     [

@@ -11,7 +11,7 @@ import tyro
 
 from loopscope.cli.console import make_console, make_table
 from loopscope.errors import ConfigError, ProbeError
-from loopscope.probe.build import build_manifest
+from loopscope.probe.build import FEW_DOCUMENTS, LONG_CHARS, build_manifest, left_out
 from loopscope.probe.corpus import Corpus, available_corpora, load_corpus
 from loopscope.probe.manifest import MANIFEST_FILE, write_manifest
 from loopscope.probe.repetition import bucket_of, repetition_rate
@@ -61,13 +61,26 @@ class CorpusVerb:
         if not self.description:
             raise ConfigError("--description is empty, expected one line that says what the corpus is")
         manifest = build_manifest(folder, licence=_licences(self.licence), description=self.description)
-        write_manifest(manifest, folder)
-        _show(load_corpus(folder))
+        try:
+            write_manifest(manifest, folder)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write {folder / MANIFEST_FILE} ({error.strerror or error}), expected a folder that can be "
+                "written. Copy the documents to one."
+            ) from None
+        corpus = load_corpus(folder)
+        _show(corpus)
+        _say_what_surprises(folder, corpus)
         return 0
 
     def _verify(self) -> int:
         corpus = load_corpus(self.corpus)
         for document in corpus.documents:
+            if document.name.partition("/")[0] != document.domain:
+                raise ProbeError(
+                    f"corpus {corpus.name!r}: {document.name} is in the manifest with the domain {document.domain!r}, "
+                    "expected its first folder. Restore the manifest, or build another corpus."
+                )
             rate = round(repetition_rate(document.text), 4)
             if rate != document.repetition_rate or bucket_of(rate) != document.repetition_bucket:
                 raise ProbeError(
@@ -89,6 +102,24 @@ def _licences(given: tuple[str, ...]) -> str | dict[str, str]:
             "prose=CC0-1.0 code=MIT"
         )
     return pairs
+
+
+def _say_what_surprises(folder: Path, corpus: Corpus) -> None:
+    """What a build did otherwise than its user may think."""
+    others = left_out(folder)
+    if others:
+        some = ", ".join(str(path.relative_to(folder)) for path in others[:3])
+        print(f"left out: {len(others)} file(s) that are hidden or do not end in .txt, such as {some}")
+    long = [document.name for document in corpus.documents if len(document.text) > LONG_CHARS]
+    if long:
+        print(
+            f"long: {len(long)} document(s) above {LONG_CHARS} characters, such as {long[0]}. A probe reads the "
+            "beginning alone, while the repetition bucket is of the whole: cut them to what a probe reads"
+        )
+    if len(corpus.documents) < FEW_DOCUMENTS:
+        print(
+            f"few: {len(corpus.documents)} document(s); intervals need {FEW_DOCUMENTS} at least, and say more from 50"
+        )
 
 
 def _show(corpus: Corpus) -> None:

@@ -57,13 +57,12 @@ def read_manifest(folder: Path) -> CorpusManifest:
     except OSError as error:
         raise ProbeError(
             f"the corpus {folder} has no readable {MANIFEST_FILE} ({error.strerror or error}); expected a "
-            "folder with a manifest and its documents. Make one with `python -m loopscope.probe.build "
-            "FOLDER`."
+            "folder with a manifest and its documents. Make one with `loopscope corpus build FOLDER`."
         ) from None
     except msgspec.MsgspecError as error:
         raise ProbeError(
             f"{path} is not a corpus manifest ({error}); expected the format that "
-            "`python -m loopscope.probe.build FOLDER` writes. Build it again."
+            "`loopscope corpus build FOLDER` writes. Build it again."
         ) from None
     if manifest.version != MANIFEST_VERSION:
         raise ProbeError(
