@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 from store_runs import loss, wait_for, write_attempt
 
-from loopscope.store import RunReader, RunStore, StoreOptions
+import loopscope.store.seal_run as seal_module
+from loopscope.store import Remote, RunReader, RunStore, StoreOptions
 from loopscope.store.disk import Disk
+from loopscope.store.ids import this_process
+from loopscope.store.locks import Holder
+from loopscope.store.orphans import Orphans
 from loopscope.store.seal_run import seal_run
+from loopscope.store.sealer import seal_all
 from loopscope.store.verify import verify_run
 
 
@@ -96,6 +106,108 @@ def test_what_a_dead_attempt_left_is_sealed_by_the_next(tmp_path: Path) -> None:
         wait_for(lambda: not list(root.glob("journal/*.wal")))
     assert RunReader(root).read("loss").num_rows == 5
     assert verify_run(root).problems == []
+
+
+_KILLED = """
+import os, sys
+from loopscope.store import RunStore
+store = RunStore.create(sys.argv[1])
+writer = store.writer(attempt=store.claim_attempt(first_step=1))
+for step in range(1, 6):
+    writer.append("loss", {"step": step, "aggregation_scope": "global"})
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_what_a_killed_attempt_left_is_sealed_and_copied_by_the_next(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    subprocess.run([sys.executable, "-c", _KILLED, str(root)], check=False)
+    assert list(root.glob("journal/00001-r0.*.lock"))
+    with RunStore.open(root, options=StoreOptions(tick_s=0.02)) as store:
+        store.mirror_to(Remote.of((tmp_path / "copy").as_uri()))
+        writer = store.writer(attempt=store.claim_attempt(first_step=4, parent_attempt=1))
+        writer.append("loss", loss(4))
+    for folder in (root, tmp_path / "copy"):
+        assert not list(folder.glob("journal/*.wal"))
+        assert RunReader(folder).read("loss")["step"].to_pylist() == [1, 2, 3, 4]
+        assert verify_run(folder).problems == []
+
+
+def locked_elsewhere(root: Path, name: str) -> Path:
+    """A lock of a process on a machine that cannot be asked."""
+    elsewhere = msgspec.structs.replace(this_process(), host="another-machine")
+    holder = Holder(process=elsewhere, started=datetime.now(UTC), run_id="it")
+    path = root / "journal" / f"{name}.1.lock"
+    path.write_bytes(msgspec.json.encode(holder))
+    return path
+
+
+def test_what_an_attempt_on_another_machine_left_is_sealed_once_it_stops_to_beat(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    write_attempt(root, range(1, 6), seal=False)
+    lock = locked_elsewhere(root, "00001-r0")
+    announced: list[str] = []
+    orphans = Orphans(root / "journal", 2, 0.2, announced.append)
+    for beat in range(5):
+        os.utime(lock, (beat, beat))
+        orphans()
+        time.sleep(0.1)
+        assert announced == []
+    wait_for(lambda: orphans() is None and bool(announced))
+    assert announced == ["00001-r0-00001.wal"]
+
+
+@pytest.mark.parametrize("beats", [True, False])
+def test_seal_watches_a_writer_on_another_machine(
+    tmp_path: Path, beats: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "run"
+    write_attempt(root, range(1, 6), seal=False)
+    lock = locked_elsewhere(root, "00001-r0")
+    monkeypatch.setattr(seal_module, "GRACE_S", 0.3)
+
+    def look(seconds: float) -> None:
+        time.sleep(seconds / 10)
+        if beats:
+            os.utime(lock, ns=(0, time.monotonic_ns()))
+
+    monkeypatch.setattr(seal_module, "time", SimpleNamespace(sleep=look))
+    report = seal_run(root)
+    assert report.busy == (["00001-r0-00001.wal"] if beats else [])
+    assert len(report.sealed) == (not beats)
+
+
+class Paused(Disk):
+    """Stops in the middle of the first Parquet file that it writes."""
+
+    def __init__(self) -> None:
+        self.entered, self.go = threading.Event(), threading.Event()
+
+    def write(self, fd: int, data: bytes) -> int:
+        taken = super().write(fd, data[: len(data) // 2 + 1])
+        self.entered.set()
+        assert self.go.wait(60)
+        return taken
+
+
+def test_two_sealers_of_one_journal_spoil_nothing(tmp_path: Path) -> None:
+    """`loopscope seal` beside a training that has just rotated its journal."""
+    root = tmp_path / "run"
+    write_attempt(root, range(1, 101), seal=False)
+    name = next(root.glob("journal/*.wal")).name
+    slow = Paused()
+    failures: list[str] = []
+    thread = threading.Thread(target=lambda: failures.extend(seal_all(root, [name], disk=slow)))
+    thread.start()
+    assert slow.entered.wait(60)
+    assert seal_all(root, [name]) == []
+    assert verify_run(root).problems == []
+    slow.go.set()
+    thread.join(60)
+    assert failures == []
+    assert verify_run(root).problems == []
+    assert RunReader(root).read("loss").num_rows == 100
+    assert not list(root.glob("journal/*.tmp"))
 
 
 def test_sealing_that_fails_is_counted_and_tried_again(tmp_path: Path) -> None:

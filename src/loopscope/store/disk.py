@@ -59,6 +59,8 @@ def write_all(disk: Disk, fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         taken = disk.write(fd, bytes(view[: 1 << 24]))
+        if taken <= 0:
+            raise OSError(5, "the disk took nothing and gave no reason")
         view = view[taken:]
 
 

@@ -91,10 +91,31 @@ def read_holder(path: Path) -> Holder | None:
         return None
 
 
-def is_held(path: Path) -> bool:
-    """True unless the process that a lock file names is known to be dead."""
-    holder = read_holder(path)
-    return holder is None or holder.process.alive() is not False
+class HolderWatch:
+    """Whether the processes that hold locks have ended, for somebody who can ask again.
+
+    Args:
+        grace_s: how long a holder on another machine must not touch its file before it is taken for dead.
+    """
+
+    def __init__(self, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._seen: dict[Path, tuple[int, float]] = {}
+
+    def ended(self, path: Path) -> bool | None:
+        """True: the holder of this lock file is gone; False: it lives; None: that cannot be told yet."""
+        holder = read_holder(path)
+        alive = holder.process.alive() if holder is not None else None
+        if alive is not None:
+            return not alive
+        touched, now = _touched(path), time.monotonic()
+        if touched is None:
+            return True  # It gave the lock back.
+        first, since = self._seen.setdefault(path, (touched, now))
+        if touched != first:
+            self._seen[path] = touched, now
+            return False
+        return True if now - since >= self._grace_s else None
 
 
 def _generations(folder: Path, name: str) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -170,9 +171,9 @@ def write_part(
     folder = table_dir(root, schema.name)
     disk.mkdir(folder)
     # The temporary lies with the journals: a side file in a table's folder would break other engines' scans.
-    temporary = root / JOURNAL_DIR / f"{segment.stem}.{schema.name}.tmp"
-    with contextlib.suppress(FileNotFoundError):
-        disk.unlink(temporary)
+    # It is this sealer's own: two that seal one journal, such as `loopscope seal` beside the training, must not write
+    # into, or rename, one another's half-written file.
+    temporary = root / JOURNAL_DIR / f"{segment.stem}.{schema.name}.{secrets.token_hex(4)}.tmp"
     crc = write_parquet(disk, temporary, schema.arrow.with_metadata(meta.encode()), tables)
     path = folder / segment.part(crc)
     try:

@@ -28,6 +28,7 @@ from loopscope.store.mirror import find_mirror, refuse_mirror
 from loopscope.store.names import ATTEMPTS_DIR, JOURNAL_DIR, TABLES_DIR, check_writer
 from loopscope.store.opening import refuse_existing, unwritable
 from loopscope.store.options import StoreOptions
+from loopscope.store.orphans import Orphans, sweep
 from loopscope.store.remote import Remote
 from loopscope.store.schema import TableSchema
 from loopscope.store.sealer import seal_all
@@ -265,7 +266,11 @@ class RunStore:
             if isinstance(error, StoreError):
                 raise
             raise unwritable(self.path, error) from None
-        self._announce_orphans(attempt.attempt)
+        folder = self.path / JOURNAL_DIR
+        orphans = Orphans(folder, attempt.attempt, self.options.grace_s, self._keeper.announce)
+        orphans()
+        sweep(folder)
+        self._keeper.add(orphans)
         if self._uploader is not None:
             # The copy begins now, without a row: a place that takes no files shows at once, not at the first seal.
             self._uploader.wake()
@@ -386,12 +391,3 @@ class RunStore:
         self._keeper.remove(writer.tick)
         if writer in self._writers:
             self._writers.remove(writer)
-
-    def _announce_orphans(self, newest: int) -> None:
-        """Journals of earlier attempts, left by processes that died, are sealed in the background."""
-        folder = self.path / JOURNAL_DIR
-        for path in sorted(folder.glob("*.wal")):
-            attempt, _, rest = path.name.partition("-")
-            held = any(folder.glob(f"{attempt}-{rest.partition('-')[0]}.*.lock"))
-            if attempt.isdigit() and int(attempt) < newest and not held:
-                self._keeper.announce(path.name)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from loopscope.errors import StoreError
 from loopscope.store.disk import LOCAL_DISK
 from loopscope.store.live_table import refresh_attempt_table
-from loopscope.store.locks import is_held
+from loopscope.store.locks import GRACE_S, HolderWatch
 from loopscope.store.manifest import read_manifest, write_manifest
 from loopscope.store.names import JOURNAL_DIR, MANIFEST, Segment, parse_journal
+from loopscope.store.orphans import sweep, writer_ended
 from loopscope.store.reader import RunReader
 from loopscope.store.seal import Sealed, seal_journal
 
-_STALE_S = 3600.0
+_LOOK_S = 0.5
 
 
 @dataclass
@@ -36,8 +38,8 @@ def seal_run(root: Path) -> SealReport:
     """Seal every journal that nobody writes, and write the table of attempts anew.
 
     A run.json that is missing or damaged is put together from the rows first, so that the run can be resumed; the
-    damaged one is kept as run.json.damaged. A writer on another machine cannot be seen: its newest journal counts as
-    being written while its lock is there, and is sealed once the lock was taken over or removed.
+    damaged one is kept as run.json.damaged. A writer on another machine cannot be seen: its lock is watched for some
+    seconds, and counts as that of a dead process where nobody touches it.
 
     Raises:
         NotARunError: the folder holds no run.
@@ -46,18 +48,17 @@ def seal_run(root: Path) -> SealReport:
     folder = root / JOURNAL_DIR
     if not _restore_manifest(root, report):
         return report
-    names = {s: p.name for p in folder.glob("*.wal") if (s := parse_journal(p.name)) is not None}
-    for segment in sorted(names):
-        if _is_written(folder, segment, names):
-            report.busy.append(names[segment])
+    for segment, written in _journals(folder):
+        if written:
+            report.busy.append(segment.journal)
             continue
         try:
-            report.sealed.append(seal_journal(root, names[segment]))
+            report.sealed.append(seal_journal(root, segment.journal))
         except FileNotFoundError:
             continue  # Sealed by somebody else meanwhile.
         except (OSError, StoreError) as error:
-            report.failures.append(f"{names[segment]}: {error}")
-    _sweep(folder)
+            report.failures.append(f"{segment.journal}: {error}")
+    sweep(folder)
     try:
         refresh_attempt_table(root)
     except (OSError, StoreError) as error:
@@ -71,7 +72,7 @@ def _restore_manifest(root: Path, report: SealReport) -> bool:
         read_manifest(root)
     except StoreError as error:
         rebuilt = RunReader(root).manifest  # NotARunError where there is nothing to rebuild it from.
-        if any(is_held(path) for path in (root / JOURNAL_DIR).glob("owner.*.lock")):
+        if _is_owned(root / JOURNAL_DIR):
             report.failures.append(
                 f"{MANIFEST}: {error}. A living process owns the run; seal it once that has ended"
             )
@@ -83,17 +84,28 @@ def _restore_manifest(root: Path, report: SealReport) -> bool:
     return True
 
 
-def _sweep(folder: Path) -> None:
-    """Remove temporary files that a process left when it died."""
-    for path in folder.glob("*.tmp"):
-        with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > _STALE_S:
-                path.unlink()
+def _is_owned(folder: Path) -> bool:
+    watch = HolderWatch(GRACE_S)
+    while None in (answers := [watch.ended(path) for path in folder.glob("owner.*.lock")]):
+        time.sleep(_LOOK_S)
+    return False in answers
 
 
-def _is_written(folder: Path, segment: Segment, names: dict[Segment, str]) -> bool:
-    """Only a writer's newest journal can be open; older ones were left to be sealed."""
-    newest = max(s.seq for s in names if (s.attempt, s.writer) == (segment.attempt, segment.writer))
-    if segment.seq < newest:
-        return False
-    return any(is_held(path) for path in folder.glob(f"{segment.attempt:05d}-{segment.writer}.*.lock"))
+def _journals(folder: Path) -> Iterator[tuple[Segment, bool]]:
+    """The journals in order, and whether a living process writes each. Waits where that must be watched."""
+    waiting = sorted(s for p in folder.glob("*.wal") if (s := parse_journal(p.name)) is not None)
+    newest = {(s.attempt, s.writer): s.seq for s in waiting}
+    watch = HolderWatch(GRACE_S)
+    while waiting:
+        left: list[Segment] = []
+        for segment in waiting:
+            # Only a writer's newest journal can be open; older ones were left to be sealed.
+            old = segment.seq < newest[segment.attempt, segment.writer]
+            ended = old or writer_ended(folder, segment, watch)
+            if ended is None:
+                left.append(segment)
+            else:
+                yield segment, not ended
+        waiting = left
+        if waiting:
+            time.sleep(_LOOK_S)
