@@ -12,7 +12,7 @@ from deep_models import EXPERTS, TOP_K, Bare, Identity, LinearLoop, encoded
 
 from loopscope.errors import ConfigError, MetricInputError, ProbeError, TraceError
 from loopscope.models.toy import ToyLoopMoE
-from loopscope.probe.deep import DeepSettings, run_deep_probe
+from loopscope.probe.deep import DeepSettings, chosen_experts, run_deep_probe
 from loopscope.store import TABLES
 from loopscope.store.tables.keys import RUN_KEYS
 from loopscope.trace import ACTIVE_TRACE_SINK
@@ -112,6 +112,23 @@ def test_a_model_with_the_trace_contract_alone():
     assert result.tables["probe_margin"]
 
 
+def test_what_a_deep_probe_chose_can_be_had_again_by_its_first_forwards():
+    model, calls = LinearLoop(), []
+    whole = deep(model, batch_size=3).chosen
+    model.embed.register_forward_hook(lambda *_: calls.append("forward"))
+    again = chosen_experts(model, encoded(), batch_size=3)
+    assert len(calls) == 2  # of 4 documents
+    assert again.keys() == whole.keys() == set(range(4))
+    assert all(np.array_equal(again[position], whole[position]) for position in whole)
+    assert chosen_experts(model, encoded(), keep=False) == {}
+
+
+def test_saturation_over_other_tokens_is_refused_with_both_hashes():
+    first, other = encoded(), encoded(seed=1)
+    with pytest.raises(ProbeError, match=f"{first.corpus_hash} before, {other.corpus_hash} now"):
+        deep(LinearLoop(), corpus=other, before=(0, deep(LinearLoop(), corpus=first).chosen))
+
+
 class ZeroRouter(LinearLoop):
     """A gate that starts at zero, as many do."""
 
@@ -164,7 +181,7 @@ def test_saturation_of_the_same_parameters_and_of_others():
     changed = deep(other, before=(0, first.chosen)).tables["probe_saturation"]
     assert all(row["saturation"] < 1 for row in changed)
     assert {row["overlap_chance"] for row in changed} == {TOP_K / EXPERTS}
-    shorter = deep(LinearLoop(), corpus=encoded(length=6), before=(0, first.chosen))
+    shorter = deep(LinearLoop(), corpus=encoded(length=6), before=(0, dict(first.chosen)))
     assert shorter.tables["probe_saturation"] == []
 
 

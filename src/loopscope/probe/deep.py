@@ -91,18 +91,28 @@ def run_deep_probe(
 
     Raises:
         TraceError: the sink is armed.
-        ProbeError: the model records no visit.
+        ProbeError: the model records no visit, or `before` is of other tokens.
     """
-    if ACTIVE_TRACE_SINK.armed:
-        raise TraceError("a deep probe ran while the trace sink is armed; expected it between training steps")
     run = _Run(model, settings, context, keep=keep)
-    ids = torch.from_numpy(corpus.input_ids.copy()).to(next(model.parameters()).device)
-    with isolated_forward(model):
-        for chunk in torch.split(ids, batch_size or len(ids)):
-            run.documents(chunk)
-    if run.error is not None:
-        raise run.error
+    run.corpus(corpus, batch_size)
     return run.result(corpus, before)
+
+
+def chosen_experts(
+    model: nn.Module,
+    corpus: EncodedCorpus,
+    *,
+    batch_size: int | None = None,
+    context: Callable[[], AbstractContextManager[object]] = nullcontext,
+    keep: bool = True,
+) -> Chosen:
+    """What a deep probe of these parameters would hand to the next one, by its first forwards alone.
+
+    After a restart it stands for the deep probe before it. Collective, arguments and errors as `run_deep_probe`.
+    """
+    run = _Run(model, DeepSettings(shuffle_scope="batch"), context, keep=keep, routing_only=True)
+    run.corpus(corpus, batch_size)
+    return run.chosen(corpus)
 
 
 class _Run:
@@ -113,6 +123,7 @@ class _Run:
         context: Callable[[], AbstractContextManager[object]],
         *,
         keep: bool,
+        routing_only: bool = False,
     ) -> None:
         self.error: Exception | None = None
         self._model, self._settings, self._context, self._keep = model, settings, context, keep
@@ -121,9 +132,22 @@ class _Run:
         self._perturbations = Perturbations(settings.num_directions, settings.seed)
         self._clean = CleanVisits()
         self._passes = Passes()
-        self._read = getattr(model, "loop_readout", None)
-        entry = getattr(model, "loop_entry", None)
+        self._read = None if routing_only else getattr(model, "loop_readout", None)
+        entry = None if routing_only else getattr(model, "loop_entry", None)
         self._entry: nn.Module | None = None if entry is None else entry()
+
+    def corpus(self, corpus: EncodedCorpus, batch_size: int | None) -> None:
+        """All forwards over all documents; what failed in loopscope's own code is raised after the last."""
+        if ACTIVE_TRACE_SINK.armed:
+            raise TraceError(
+                "a deep probe ran while the trace sink is armed; expected it between training steps"
+            )
+        ids = torch.from_numpy(corpus.input_ids.copy()).to(next(self._model.parameters()).device)
+        with isolated_forward(self._model):
+            for chunk in torch.split(ids, batch_size or len(ids)):
+                self.documents(chunk)
+        if self.error is not None:
+            raise self.error
 
     def documents(self, ids: Tensor) -> None:
         """All forwards over some documents."""
@@ -162,6 +186,7 @@ class _Run:
             ),
         }
         if before is not None:
+            _check_tokens(before[1], corpus.corpus_hash)
             tables["probe_saturation"] = saturation_rows(self._routing, before[1], before[0])
         columns = {
             "corpus_name": corpus.name,
@@ -171,8 +196,12 @@ class _Run:
         return DeepResult(
             tables={name: [{**row, **columns} for row in rows] for name, rows in tables.items()},
             skipped=tuple(self._skipped()),
-            chosen=self._routing.chosen(),
+            chosen=self.chosen(corpus),
         )
+
+    def chosen(self, corpus: EncodedCorpus) -> Chosen:
+        """What every visit chose; nothing where nothing is kept."""
+        return self._routing.chosen(corpus.corpus_hash) if self._keep else {}
 
     def _skipped(self) -> list[str]:
         name = type(self._model).__name__
@@ -245,6 +274,15 @@ class _Run:
             reduce()
         except Exception as error:  # noqa: BLE001 - raised by run_deep_probe, after the last forward
             self.error = error.with_traceback(None)
+
+
+def _check_tokens(before: Chosen, corpus_hash: str) -> None:
+    other = getattr(before, "corpus_hash", corpus_hash)
+    if other != corpus_hash:
+        raise ProbeError(
+            f"saturation over different tokens cannot be measured: corpus_hash {other} before, {corpus_hash} now; "
+            "expected one and the same. Leave `before` out, or probe the same corpus."
+        )
 
 
 class Passes:

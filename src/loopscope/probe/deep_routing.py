@@ -47,8 +47,10 @@ class VisitRouting:
 class ChosenExperts(Mapping[int, NDArray[np.int64]]):
     """`unrolled_pos` → chosen experts [D, S, k]; every look reads them from their file."""
 
-    def __init__(self, file: Spill, visits: Mapping[int, tuple[Stored, ...]]) -> None:
+    def __init__(self, file: Spill, visits: Mapping[int, tuple[Stored, ...]], corpus_hash: str) -> None:
         self._file, self._visits = file, dict(visits)
+        self.corpus_hash = corpus_hash
+        """Over which tokens."""
 
     def __getitem__(self, position: int) -> NDArray[np.int64]:
         return _read_idx(self._file, self._visits[position])
@@ -91,9 +93,10 @@ class Routing:
         for visit in self._visits.values():
             visit.keys["num_loop_steps"] = num_loop_steps
 
-    def chosen(self) -> ChosenExperts:
+    def chosen(self, corpus_hash: str) -> ChosenExperts:
         """What every visit chose."""
-        return ChosenExperts(self._idx_file, {pos: tuple(visit.idx) for pos, visit in self._visits.items()})
+        visits = {position: tuple(visit.idx) for position, visit in self._visits.items()}
+        return ChosenExperts(self._idx_file, visits, corpus_hash)
 
     def _new(self, point: TracePoint) -> VisitRouting:
         space = "logits" if point.selection_scores is None else "selection_scores"

@@ -20,7 +20,7 @@ from loopscope.integrations.torchtitan.offline_checkpoint import (
     training_of,
 )
 from loopscope.probe import EncodedCorpus, load_corpus
-from loopscope.probe.deep import DeepSettings, run_deep_probe
+from loopscope.probe.deep import DeepSettings, chosen_experts, run_deep_probe
 from loopscope.probe.deep_routing import Chosen
 from loopscope.session import Loopscope
 from loopscope.trace import run_probe_forward
@@ -184,10 +184,8 @@ def _chosen_before(
     if settings.deep is None or not earlier:
         return None
     model = training.load(earlier[-1], settings.param_dtype)
-    result = run_deep_probe(
-        model, corpus, settings.deep, batch_size=settings.batch_size or training.batch_size
-    )
-    return step_of(earlier[-1]), result.chosen
+    chosen = chosen_experts(model, corpus, batch_size=settings.batch_size or training.batch_size)
+    return step_of(earlier[-1]), chosen
 
 
 def _done(out: Path, source: dict[str, object]) -> tuple[set[int], int | None]:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from loopscope.collect.faults import describe
 from loopscope.probe import EncodedCorpus, load_corpus
-from loopscope.probe.deep import DeepSettings, run_deep_probe
+from loopscope.probe.deep import DeepSettings, chosen_experts, run_deep_probe
 from loopscope.probe.deep_routing import Chosen
 from loopscope.session.ranks import gather
 from loopscope.session.schedule import is_probe_step, probe_stretch
@@ -101,6 +101,34 @@ class TrainerProbe:
             if collector.writes:
                 _log.warning("loopscope: %s", detail)
         return found
+
+    def restart(self, restored: int) -> None:
+        """After a restart from the checkpoint of step `restored`: what the deep probe there chose, once more.
+
+        The next deep probe then has its saturation, as if the training had gone through. Where none ran at that step,
+        the parameters of the one before are gone, which is said. Collective.
+        """
+        options, collector = self._trainer.config.loopscope, self._trainer.session.collector
+        assert collector is not None
+        if not options.probe_deep_every:
+            return
+        if restored % options.probe_every or restored % options.probe_deep_every:
+            detail = f"saturation of the next deep probe: there was none at step {restored}, where training goes on"
+            collector.record_event(restored + 1, "probe_skipped", "info", detail=detail)
+            return
+        self._guarded([], lambda: self._choose_again(restored))
+
+    def _choose_again(self, restored: int) -> dict[str, float]:
+        assert self._trainer.session.collector is not None
+        chosen = chosen_experts(
+            self._trainer.model,
+            self.corpus,
+            batch_size=self._batch_size,
+            context=self._trainer.train_context,
+            keep=self._trainer.session.collector.writes,
+        )
+        self._before = (restored, chosen)
+        return {}
 
     def _adapt(self, step: int, stretch: int) -> None:
         before, self._stretch = self._stretch, stretch

@@ -227,11 +227,11 @@ class LoopscopeTrainer(Trainer):
         )
         if self.config.loopscope.compile_reductions and self.session.config.trace_every:
             self._compile_reductions()
-        if (
-            self._probe is not None
-            and restored == 0
-            and self.session.is_probe_step(0, self.config.training.steps)
-        ):
+        if self._probe is None:
+            return
+        if restored:
+            self._probe.restart(restored)
+        elif self.session.is_probe_step(0, self.config.training.steps):
             self._probe.run(0)
 
     def _compile_reductions(self) -> None:
