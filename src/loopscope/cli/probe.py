@@ -58,7 +58,7 @@ class Probe:
     layers: int | None = None
     """With --legacy: L, the physical layers of the stack."""
     tokenizer: Path | None = None
-    """With --legacy: folder of the tokenizer."""
+    """Folder of the tokenizer; default: where the run says."""
 
     def run(self) -> int:
         """0 when done, 1 where a checkpoint was refused.
@@ -92,6 +92,7 @@ class Probe:
             dtype=self.dtype,
             deep=None if self.deep == "no" else DeepSettings(shuffle_scope=self.deep),
             run=self.run_dir,
+            tokenizer=self.tokenizer,
             legacy=self._legacy(),
         )
 

@@ -50,6 +50,21 @@ def token_hash(input_ids: npt.NDArray[np.int64]) -> str:
     return digest.hexdigest()
 
 
+def _token_ids(encoded: object, document: str) -> list[int]:
+    try:
+        found = [int(token) for token in encoded]  # type: ignore[attr-defined]  # what it is stands to be seen
+    except (TypeError, ValueError):
+        raise ProbeError(
+            f"the tokenizer gave {type(encoded).__name__} for document {document!r}, expected a flat sequence of token "
+            "ids. Hand over a function that returns them, such as `lambda text: tokenizer.encode(text).ids`."
+        ) from None
+    if found and min(found) < 0:
+        raise ProbeError(
+            f"the tokenizer gave token id {min(found)} for document {document!r}, expected ids from 0 on"
+        )
+    return found
+
+
 def _without_marker(tokens: list[list[int]], marker: Sequence[int]) -> tuple[list[list[int]], bool]:
     # What a tokenizer returns for empty text is what it adds to every text.
     if marker and all(ids[:1] == [marker[0]] for ids in tokens):
@@ -70,7 +85,7 @@ def encode_documents(
         raise ConfigError(
             f"seq_len is {seq_len}, expected >= 2: a single token has no next token to predict."
         )
-    tokens = [[int(token) for token in tokenizer_encode(text)] for _, text in texts]
+    tokens = [_token_ids(tokenizer_encode(text), document) for document, text in texts]
     tokens, dropped = _without_marker(tokens, list(tokenizer_encode("")))
     needed = min(seq_len, MIN_TOKENS)
     for (document, _), ids in zip(texts, tokens, strict=True):
@@ -82,6 +97,11 @@ def encode_documents(
             )
     length = min(seq_len, *(len(ids) for ids in tokens))
     input_ids = np.array([ids[:length] for ids in tokens], dtype=np.int64)
+    if len(input_ids) > 1 and (input_ids == input_ids[0]).all():
+        raise ProbeError(
+            f"corpus {name!r}: all {len(input_ids)} documents have the same {length} tokens, expected texts that "
+            "differ. The tokenizer may know none of their words: encode with the model's own."
+        )
     input_ids.setflags(write=False)
     return EncodedCorpus(
         name=name,

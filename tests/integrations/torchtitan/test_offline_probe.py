@@ -11,7 +11,9 @@ import torch
 
 from loopscope import open_run
 from loopscope.cli import main
+from loopscope.errors import ConfigError
 from loopscope.integrations.torchtitan import offline, offline_checkpoint
+from loopscope.integrations.torchtitan.offline_checkpoint import training_of
 
 pytestmark = pytest.mark.ranks
 
@@ -159,6 +161,26 @@ def test_a_vocabulary_that_is_too_small(copied: Path, tmp_path: Path, capsys) ->
     (copied / "run.json").write_text(json.dumps(manifest))
     assert main(["probe", str(checkpoint(copied, 2)), "--out", str(tmp_path / "out")]) == 1
     assert "the model's vocabulary has 60 tokens" in capsys.readouterr().err
+
+
+def test_a_tokenizer_that_is_not_the_runs(copied: Path, tmp_path: Path, capsys) -> None:
+    manifest = json.loads((copied / "run.json").read_text())
+    tokenizer = Path(manifest["configuration"]["trainer"]["hf_assets_path"])
+    other = Path(shutil.copytree(tokenizer, tmp_path / "other"))
+    changed = json.loads((other / "tokenizer.json").read_text())
+    changed["model"]["merges"] = changed["model"]["merges"][:-200]
+    (other / "tokenizer.json").write_text(json.dumps(changed))
+    flags = ["probe", str(checkpoint(copied, 2)), "--tokenizer", str(other), "--out", str(tmp_path / "out")]
+    assert main(flags) == 1
+    (own,) = {row["corpus_hash"] for row in rows(copied, "probe_loss", 2)}
+    assert f"but {own} in the run's own probes" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "out").exists()
+    del manifest["checksum"]  # changed on purpose
+    manifest["configuration"]["trainer"]["hf_assets_path"] = str(tmp_path / "gone")
+    (copied / "run.json").write_text(json.dumps(manifest))
+    with pytest.raises(ConfigError, match="name it with --tokenizer"):
+        training_of(checkpoint(copied, 2))
+    training_of(checkpoint(copied, 2), tokenizer=other)
 
 
 def test_comparing(trained: Path, capsys) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from torchtitan.components.tokenizer import HuggingFaceTokenizer
 
 from loopscope.analysis import open_run
-from loopscope.errors import CheckpointMismatchError, ConfigError
+from loopscope.errors import CheckpointMismatchError, ConfigError, ProbeError
 from loopscope.integrations.torchtitan.offline_checkpoint import (
     Legacy,
     Source,
@@ -45,12 +45,14 @@ class OfflineSettings:
     """Also run the deep probe."""
     run: Path | None = None
     """The run that wrote the checkpoints; None looks for it above them."""
+    tokenizer: Path | None = None
+    """Folder of the run's tokenizer, where it is not where the run says."""
     legacy: Legacy | None = None
     """Old checkpoints that no run's description fits."""
 
     def source_of(self, checkpoint: Path) -> Source:
         """Where the checkpoint's model comes from."""
-        return self.legacy or training_of(checkpoint, self.run)
+        return self.legacy or training_of(checkpoint, self.run, self.tokenizer)
 
     @property
     def param_dtype(self) -> torch.dtype | None:
@@ -63,7 +65,7 @@ def encode_for(source: Source, settings: OfflineSettings) -> EncodedCorpus:
 
     Raises:
         ConfigError: there is no such corpus, or a longer sequence is asked for than the model's context.
-        ProbeError: a document or the vocabulary does not fit.
+        ProbeError: a document or the vocabulary does not fit, or the tokens are not those of the run's own probes.
     """
     seq_len = source.seq_len if settings.seq_len is None else settings.seq_len
     if source.context is not None and seq_len > source.context:
@@ -75,6 +77,13 @@ def encode_for(source: Source, settings: OfflineSettings) -> EncodedCorpus:
     corpus = load_corpus(settings.corpus).encode(tokenizer.encode, seq_len)
     if source.vocab_size is not None:
         corpus.check_vocabulary(source.vocab_size)
+    own = source.corpora.get(corpus.name, corpus.corpus_hash)
+    if settings.seq_len is None and own != corpus.corpus_hash:
+        raise ProbeError(
+            f"corpus {corpus.name!r} has corpus_hash {corpus.corpus_hash} under the tokenizer {source.tokenizer_path}, "
+            f"but {own} in the run's own probes; expected the same tokens. Name the run's tokenizer with --tokenizer, "
+            "or a length with --seq-len where the tokens are meant to differ."
+        )
     return corpus
 
 

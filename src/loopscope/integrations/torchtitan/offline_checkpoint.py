@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ class Training:
     """Documents per probe forward."""
     param_dtype: torch.dtype
     """What parameters were cast to in its forwards."""
+    corpora: Mapping[str, str]
+    """Corpus name → token hash of its own probes."""
 
     @property
     def vocab_size(self) -> int:
@@ -79,6 +81,8 @@ class Legacy:
     """Unknown."""
     run_id: str = "legacy"
     """Such checkpoints know no run."""
+    corpora: Mapping[str, str] = field(default_factory=dict)
+    """None are known."""
 
     @property
     def run(self) -> Path:
@@ -163,8 +167,13 @@ def check_complete(checkpoint: Path) -> None:
             )
 
 
-def training_of(checkpoint: Path, run: Path | None = None) -> Training:
+def training_of(checkpoint: Path, run: Path | None = None, tokenizer: Path | None = None) -> Training:
     """The run that wrote a checkpoint: `run`, or the first folder above it that is one.
+
+    Args:
+        checkpoint: a step-N folder.
+        run: the run's folder; None looks for it.
+        tokenizer: folder of its tokenizer; None takes the one that the run says.
 
     Raises:
         ConfigError: none is found, or it says nothing of a model that can be built.
@@ -191,10 +200,11 @@ def training_of(checkpoint: Path, run: Path | None = None) -> Training:
             run=folder,
             run_id=manifest.run_id,
             shape=shape,
-            tokenizer_path=_tokenizer(folder, Path(trainer["hf_assets_path"])),
+            tokenizer_path=_tokenizer(folder, tokenizer or Path(trainer["hf_assets_path"])),
             seq_len=min(options["probe_seq_len"], trainer["training"]["seq_len"]),
             batch_size=options["probe_batch_size"],
             param_dtype=getattr(torch, trainer["training"]["mixed_precision_param"]),
+            corpora=manifest.corpora,
         )
     except (KeyError, IndexError, TypeError) as error:
         raise ConfigError(
@@ -276,4 +286,6 @@ def _tokenizer(run: Path, said: Path) -> Path:
     found = sorted((run / "torchtitan" / "text").glob("*/tokenizer"))
     if len(found) == 1:
         return found[0]
-    raise ConfigError(f"the run's tokenizer {said} is not there, expected its folder. Restore it.")
+    raise ConfigError(
+        f"the run's tokenizer {said} is not there, expected its folder. Restore it, or name it with --tokenizer."
+    )
