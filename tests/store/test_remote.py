@@ -312,6 +312,40 @@ def test_a_resumed_run_does_not_bring_up_again_what_is_there(tmp_path: Path) -> 
     assert open_run(base).problems == []
 
 
+def test_a_copy_that_was_removed_is_made_anew_and_that_is_told(tmp_path: Path) -> None:
+    base = tmp_path / "remote"
+    store = RunStore.create(tmp_path / "run", options=OPTIONS)
+    store.mirror_to(Remote.of(base.as_uri()))
+    writer = store.writer(attempt=store.claim_attempt(first_step=1))
+    for step in range(1, 201):
+        writer.append("loss", loss(step))
+    wait_for(lambda: len(list(base.glob("tables/loss/*.parquet"))) > 2)
+    uploader = store._uploader
+    assert uploader is not None
+    wait_for(lambda: len(uploader._done) == len(sealed_files(tmp_path / "run")))
+    shutil.rmtree(base)
+    writer.append("loss", loss(201))
+    store.close()
+    run = open_run(base)
+    assert run.arrow("loss")["step"].to_pylist() == list(range(1, 202))
+    assert run.problems == []
+    (told,) = open_run(tmp_path / "run").arrow("health").to_pylist() or [{"detail": uploader.last_error}]
+    assert "was removed, and is made anew" in str(told["detail"])
+
+
+def test_what_a_killed_upload_leaves_lies_in_no_tables_folder(tmp_path: Path) -> None:
+    class Dying(Remote):
+        def _write(self, target: str, data: bytes) -> None:
+            super()._write(target, data[: len(data) // 2])
+            raise KeyboardInterrupt
+
+    remote = Dying(fs.LocalFileSystem(), str(tmp_path / "remote"))
+    with pytest.raises(KeyboardInterrupt):
+        remote.put(b"0123456789", "tables/loss/part-00001-r0-00001-00000000.parquet")
+    left = [p.relative_to(tmp_path / "remote").parts[0] for p in tmp_path.rglob("*.tmp")]
+    assert left == ["journal"]
+
+
 def test_s3(tmp_path: Path) -> None:
     server_module = pytest.importorskip("moto.server", reason="moto is not installed (extra 'engines')")
     server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0)

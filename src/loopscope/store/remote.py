@@ -72,7 +72,7 @@ class Remote:
         Raises:
             OSError: the remote cannot be reached.
         """
-        if not self._holds(MANIFEST):
+        if not self.holds(MANIFEST):
             return None
         with self.filesystem.open_input_stream(f"{self.base}/{MANIFEST}") as stream:
             try:
@@ -95,7 +95,9 @@ class Remote:
             self._write(target, data)
             return
         self.filesystem.create_dir(target.rpartition("/")[0], recursive=True)
-        temporary = f"{target}.{secrets.token_hex(4)}.tmp"
+        # With the journals, as on the disk: what a killed upload leaves in a table's folder breaks other engines' scans.
+        self.filesystem.create_dir(f"{self.base}/{JOURNAL_DIR}", recursive=True)
+        temporary = f"{self.base}/{JOURNAL_DIR}/{name.rpartition('/')[2]}.{secrets.token_hex(4)}.tmp"
         self._write(temporary, data)
         self.filesystem.move(temporary, target)
 
@@ -105,13 +107,13 @@ class Remote:
         Raises:
             NotARunError: there is none.
         """
-        if not self._holds(MANIFEST):
+        if not self.holds(MANIFEST):
             raise NotARunError(f"{self.base} is not a run: it has no {MANIFEST}.")
         # The copy may be growing. What refers to other files is looked at before those, as `snapshot` explains: what
         # comes up meanwhile is then more than is referred to, and never less.
         replaced = (MANIFEST, f"{TABLES_DIR}/attempt/{ATTEMPT_PART}")
         for name in replaced:
-            if self._holds(name):
+            if self.holds(name):
                 self._get(name, folder / name)
         names = [*self.sizes(JOURNAL_DIR)]
         names += settled(self.sizes(TABLES_DIR), self.sizes(TABLES_DIR))
@@ -134,7 +136,8 @@ class Remote:
             if info.type == fs.FileType.File
         }
 
-    def _holds(self, name: str) -> bool:
+    def holds(self, name: str) -> bool:
+        """True where there is such a file. Raises OSError where the remote cannot be reached."""
         return bool(self.filesystem.get_file_info(f"{self.base}/{name}").type == fs.FileType.File)
 
     def _get(self, name: str, target: Path) -> None:

@@ -126,7 +126,14 @@ class Uploader:
         """False where nothing can go up before another process began the copy."""
         if self._remote is None:
             self._remote = self._find()
-        if not self._begun and self._remote.run_id() is not None:
+        there = self._remote.holds(MANIFEST)
+        if self._begun and not there:
+            # A copy without its oldest rows would look whole to whoever uploads, and to nobody who reads.
+            self._begun, self._there = False, {}
+            self._done.clear()
+            self._failed(self._remote.base, FileNotFoundError("the copy was removed, and is made anew"))
+            self._tell(1)
+        if there and not self._begun:
             self._there = self._remote.sizes(TABLES_DIR)
             self._begun = True
         if self._only is not None and not self._begun:
