@@ -95,7 +95,7 @@ class Remote:
             self._write(target, data)
             return
         self.filesystem.create_dir(target.rpartition("/")[0], recursive=True)
-        # With the journals, as on the disk: what a killed upload leaves in a table's folder breaks other engines' scans.
+        # With the journals, as on the disk: what a killed upload leaves in a table's folder breaks engines' scans.
         self.filesystem.create_dir(f"{self.base}/{JOURNAL_DIR}", recursive=True)
         temporary = f"{self.base}/{JOURNAL_DIR}/{name.rpartition('/')[2]}.{secrets.token_hex(4)}.tmp"
         self._write(temporary, data)
