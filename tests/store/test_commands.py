@@ -12,7 +12,7 @@ from loopscope.cli.compact import Compact
 from loopscope.cli.schemas import Schemas
 from loopscope.cli.seal import Seal
 from loopscope.cli.verify import Verify
-from loopscope.errors import StoreError
+from loopscope.errors import ConfigError, StoreError
 from loopscope.store import RunReader, RunStore
 from loopscope.store.compact import compact_run
 from loopscope.store.seal_run import seal_run
@@ -116,3 +116,19 @@ def test_schemas(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert Schemas(check=True, folder=tmp_path).run() == 1
     assert Schemas(write=True, folder=tmp_path).run() == 0
     assert Schemas(check=True, folder=tmp_path).run() == 0
+
+
+@pytest.mark.parametrize("out", ["file", "file/below", "x" * 300])
+def test_compact_refuses_in_words_where_it_cannot_write(run: Path, tmp_path: Path, out: str) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ConfigError, match=r"is a file|cannot be written"):
+        compact_run(run, tmp_path / out)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_the_name_of_a_file_moves_no_cursor(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "tables" / "loss" / "a\x1b[31mred.parquet").write_bytes(b"")
+    assert Verify(path=run).run() == 1
+    Compact(path=run).run()
+    assert "red.parquet" in (said := capsys.readouterr().out)
+    assert "\x1b" not in said

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from loopscope.cli.console import make_console, make_table, titled, working
+from loopscope.cli.console import make_console, make_table, plain, titled, working
 from loopscope.store.compact import adopt_into_delta, compact_run
 
 
@@ -38,5 +38,5 @@ class Compact:
             table.add_row(name, str(compacted.rows[name]), str(len(files)), delta)
         console.print(*titled(str(compacted.path), table), sep="\n")
         for problem in compacted.problems:
-            console.print(f"wrong ({problem.kind}): {problem}", markup=False)
+            console.print(plain(f"wrong ({problem.kind}): {problem}"), markup=False)
         return 1 if any(p.lost_rows != 0 for p in compacted.problems) else 0

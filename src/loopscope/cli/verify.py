@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from loopscope.cli.console import make_console, make_table, titled, working
+from loopscope.cli.console import make_console, make_table, plain, titled, working
 from loopscope.store.verify import verify_run
 
 
@@ -32,9 +32,9 @@ class Verify:
             table.add_row(name, str(count), str(found.live[name]))
         console.print(*titled(str(self.path), table), sep="\n")
         for problem in found.problems:
-            console.print(f"wrong ({problem.kind}): {problem}", markup=False)
+            console.print(plain(f"wrong ({problem.kind}): {problem}"), markup=False)
         for note in found.notes:
-            console.print(f"note ({note.kind}): {note}", markup=False)
+            console.print(plain(f"note ({note.kind}): {note}"), markup=False)
         console.print(
             f"{found.parts} part(s) and {found.journals} journal(s) checked, {len(found.problems)} problem(s), "
             f"{found.lost_rows} row(s) known to be lost"

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from loopscope.errors import StoreError
+from loopscope.errors import ConfigError, StoreError
 from loopscope.store.disk import LOCAL_DISK
 from loopscope.store.files import Problem
+from loopscope.store.opening import unwritable
 from loopscope.store.parts import PartMeta, write_parquet
 from loopscope.store.reader import RunReader
 from loopscope.store.schema import TableSchema
@@ -22,6 +23,7 @@ from loopscope.store.tables import TABLES
 FILE_BYTES = 256 << 20
 """Arrow bytes per file; the file itself is several times smaller."""
 COMPACT_DIR = "compact"
+_MARKER = "_loopscope_compact"
 
 
 @dataclass
@@ -57,12 +59,11 @@ def compact_run(
     Raises:
         NotARunError: the folder holds no run.
         StoreError: `out` holds something else than a compaction.
+        ConfigError: `out` is a file, or cannot be written.
     """
     reader = RunReader(root, tables=tables)
     target = out if out is not None else root / COMPACT_DIR
-    marker = "_loopscope_compact"
-    if target.exists() and not (target / marker).exists() and any(target.iterdir()):
-        raise StoreError(f"{target} holds something else than a compaction. Choose another folder.")
+    _refuse_other(target)
     result = Compacted(target)
     temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -70,17 +71,31 @@ def compact_run(
         for table in reader.tables:
             _compact_table(reader, table, temporary / table, result, target / table, file_bytes)
         temporary.mkdir(parents=True, exist_ok=True)
-        (temporary / marker).write_text(reader.manifest.run_id + "\n")
+        (temporary / _MARKER).write_text(reader.manifest.run_id + "\n")
         old = target.with_name(f"{target.name}.{os.getpid()}.old.tmp")
         if target.exists():
             target.replace(old)
         temporary.replace(target)
         shutil.rmtree(old, ignore_errors=True)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, OSError) and not isinstance(error, StoreError):
+            raise unwritable(target, error) from None
         raise
     result.problems = reader.problems
     return result
+
+
+def _refuse_other(target: Path) -> None:
+    try:
+        if target.exists() and not target.is_dir():
+            raise ConfigError(
+                f"{target} is a file, expected a folder that does not exist, is empty or is a compaction"
+            )
+        if target.exists() and not (target / _MARKER).exists() and any(target.iterdir()):
+            raise StoreError(f"{target} holds something else than a compaction. Choose another folder.")
+    except OSError as error:
+        raise unwritable(target, error) from None
 
 
 def _compact_table(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loopscope.errors import StoreError
+from loopscope.errors import NotARunError, StoreError
 from loopscope.store.disk import LOCAL_DISK
 from loopscope.store.live_table import refresh_attempt_table
 from loopscope.store.locks import GRACE_S, HolderWatch
@@ -80,7 +80,7 @@ def _restore_manifest(root: Path, report: SealReport) -> bool:
         with contextlib.suppress(FileNotFoundError):
             LOCAL_DISK.replace(root / MANIFEST, root / f"{MANIFEST}.damaged")
         write_manifest(LOCAL_DISK, root, rebuilt)
-        report.restored = str(error)
+        report.restored = "it was missing" if isinstance(error, NotARunError) else str(error)
     return True
 
 
