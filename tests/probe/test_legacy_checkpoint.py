@@ -72,3 +72,41 @@ def test_what_legacy_needs(checkpoint: Path, tmp_path: Path, capsys: pytest.Capt
 def test_code_that_does_not_fit(code: str, error: type[Exception], message: str, tmp_path: Path) -> None:
     with pytest.raises(error, match=message):
         load_legacy(code, tmp_path, 2)
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "message"),
+    [
+        ("def build(:\n", ConfigError, r"cannot import .*SyntaxError"),
+        ("import nosuchmodule\n", ConfigError, r"cannot import .*nosuchmodule"),
+        (
+            "from loopscope.trace import TracePoint\ndef build(path):\n    raise RuntimeError('size mismatch')\n",
+            ProbeError,
+            r"failed on .*step-7 \(RuntimeError: size mismatch\)",
+        ),
+    ],
+)
+def test_old_code_that_fails(code: str, error: type[Exception], message: str, checkpoint: Path) -> None:
+    (checkpoint.parent / "old.py").write_text(code)
+    with pytest.raises(error, match=message):
+        load_legacy(f"{checkpoint.parent / 'old.py'}:build", checkpoint, 2)
+
+
+def test_a_stack_or_a_tokenizer_that_is_not_there(
+    checkpoint: Path, tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [
+        "probe",
+        str(checkpoint),
+        "--legacy",
+        f"{CODE}:load",
+        "--seq-len",
+        "32",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert main([*flags, "--layers", "0", "--tokenizer", str(tokenizer)]) == 2
+    assert "the stack has 0 layers" in capsys.readouterr().err
+    assert main([*flags, "--layers", "2", "--tokenizer", str(tmp_path / "nope")]) == 2
+    assert "there is no tokenizer" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

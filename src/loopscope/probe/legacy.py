@@ -68,8 +68,8 @@ def load_legacy(code: str, checkpoint: Path, num_layers_in_stack: int) -> Legacy
         num_layers_in_stack: L of the checkpoint's stack.
 
     Raises:
-        ConfigError: the code cannot be found.
-        ProbeError: it has no TracePoint to replace, or returns no module.
+        ConfigError: the code cannot be found or imported, or the stack has no layer.
+        ProbeError: it has no TracePoint to replace, fails, or returns no module.
     """
     place, _, name = code.rpartition(":")
     if not place or not name:
@@ -83,9 +83,17 @@ def load_legacy(code: str, checkpoint: Path, num_layers_in_stack: int) -> Legacy
             f"{place} has no name TracePoint, expected old code that builds TracePoint(loop_step=, layer_idx=, ...). "
             "Name the module whose code records the visits."
         )
+    if num_layers_in_stack < 1:
+        raise ConfigError(f"the stack has {num_layers_in_stack} layers, expected at least 1")
     counted = _Counting(num_layers_in_stack)
     module.TracePoint = counted  # type: ignore[attr-defined]
-    model = build(checkpoint)
+    try:
+        model = build(checkpoint)
+    except Exception as error:
+        raise ProbeError(
+            f"{code} failed on {checkpoint} ({type(error).__name__}: {error}), expected a model with the checkpoint's "
+            "parameters. Is it this code's checkpoint?"
+        ) from error
     if not isinstance(model, nn.Module):
         raise ProbeError(
             f"{code} returned {type(model).__name__}, expected a torch module with its parameters"
@@ -97,13 +105,24 @@ def _import(place: str) -> ModuleType:
     if not place.endswith(".py"):
         try:
             return importlib.import_module(place)
-        except ImportError as error:
-            raise ConfigError(f"cannot import {place} ({error}), expected an importable module") from None
+        except Exception as error:
+            raise _no_module(place, error) from error
     path = Path(place)
     spec = importlib.util.spec_from_file_location(f"loopscope_legacy_{path.stem}", path)
     if spec is None or spec.loader is None or not path.is_file():
         raise ConfigError(f"there is no file {path}, expected the old model's code")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[spec.name]
+        raise _no_module(place, error) from error
     return module
+
+
+def _no_module(place: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"cannot import {place} ({type(error).__name__}: {error}), expected an importable module. Try it with "
+        "`python`."
+    )
