@@ -26,6 +26,7 @@ _TABLES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "probe_margin": (("unrolled_pos", "quantity", "shuffle_scope"), ("rho", "rho_cal")),
     "probe_perturbation": (("unrolled_pos",), ("amplification", "relative_distance", "flipped_share")),
     "probe_specialisation": (("unrolled_pos", "kind", "stratum"), ("value",)),
+    "probe_saturation": (("unrolled_pos",), ("saturation",)),
 }
 """Table → what names a row within one probe, and the values that are compared."""
 

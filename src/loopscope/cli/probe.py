@@ -169,9 +169,13 @@ def _show(found: Comparison, first: Path, second: Path) -> None:
             _reading(change),
         )
     console.print(f"{first} → {second}", markup=False)
+    together = (
+        f"; mean [interval, documents resampled]; the table's {found.num_intervals} intervals hold together with 95%"
+        if found.num_intervals
+        else ""
+    )
     console.print(
-        f"corpus {found.corpus_name} {found.corpus_hash[:12]}, {found.num_documents} documents; mean [interval, "
-        f"documents resampled]; the table's {found.num_intervals} intervals hold together with 95%",
+        f"corpus {found.corpus_name} {found.corpus_hash[:12]}, {found.num_documents} documents{together}",
         markup=False,
     )
     console.print(table)
@@ -195,7 +199,7 @@ def _cell(interval: Interval | None) -> str:
     if not math.isfinite(interval.mean):
         return "not finite"
     if not interval.known:
-        return f"{interval.mean:.2g} [no interval]"
+        return f"{interval.mean:.2g} (no interval)"
     return f"{interval.mean:.2g} [{interval.low:.2g}, {interval.high:.2g}]"
 
 

@@ -181,6 +181,8 @@ def test_a_tokenizer_that_is_not_the_runs(copied: Path, tmp_path: Path, capsys) 
     with pytest.raises(ConfigError, match="name it with --tokenizer"):
         training_of(checkpoint(copied, 2))
     training_of(checkpoint(copied, 2), tokenizer=other)
+    with pytest.raises(ConfigError, match="there is no tokenizer"):
+        training_of(checkpoint(copied, 2), tokenizer=tmp_path / "gone")
 
 
 def test_comparing(trained: Path, capsys) -> None:
@@ -192,6 +194,21 @@ def test_comparing(trained: Path, capsys) -> None:
     changed = capsys.readouterr().out
     line = next(line for line in changed.splitlines() if "layer 1, loop step 2" in line)
     assert line.split()[-1] == "changed"
+
+
+def test_comparing_over_few_documents(trained: Path, tmp_path: Path, capsys) -> None:
+    (tmp_path / "few" / "prose").mkdir(parents=True)
+    (tmp_path / "few" / "prose" / "a.txt").write_text(" ".join(f"word {n} and" for n in range(200)))
+    corpus = ["build", str(tmp_path / "few"), "--licence", "CC0-1.0", "--description", "x"]
+    assert main(["corpus", *corpus]) == 0
+    two, four = (str(checkpoint(trained, step)) for step in (2, 4))
+    capsys.readouterr()
+    assert main(["probe", "--compare", two, four, "--corpus", str(tmp_path / "few")]) == 0
+    said = capsys.readouterr().out
+    assert said.count("not known") == 9
+    assert said.count("(no interval)") == 25
+    assert "1 document(s) give no interval, expected 5 at least" in said
+    assert "hold together" not in said
 
 
 def test_comparing_with_a_checkpoint_that_is_not_finite(trained: Path, capsys, monkeypatch) -> None:

@@ -91,6 +91,7 @@ class Legacy:
 
     def check(self, checkpoint: Path) -> None:
         """Refuse what is not there; only its own code knows what a whole one holds."""
+        _named(self.tokenizer_path)
         if not checkpoint.exists():
             raise ConfigError(f"there is no checkpoint {checkpoint}, expected one named step-N")
 
@@ -200,7 +201,9 @@ def training_of(checkpoint: Path, run: Path | None = None, tokenizer: Path | Non
             run=folder,
             run_id=manifest.run_id,
             shape=shape,
-            tokenizer_path=_tokenizer(folder, tokenizer or Path(trainer["hf_assets_path"])),
+            tokenizer_path=_named(tokenizer)
+            if tokenizer
+            else _tokenizer(folder, Path(trainer["hf_assets_path"])),
             seq_len=min(options["probe_seq_len"], trainer["training"]["seq_len"]),
             batch_size=options["probe_batch_size"],
             param_dtype=getattr(torch, trainer["training"]["mixed_precision_param"]),
@@ -277,6 +280,12 @@ def _check_architecture(checkpoint: Path, state: Mapping[str, torch.Tensor]) -> 
             f"checkpoint {checkpoint} is of another architecture than its run says ({len(wrong)} differences, first: "
             f"{'; '.join(wrong[:3])}). Name the run that wrote it with --run."
         )
+
+
+def _named(tokenizer: Path) -> Path:
+    if not tokenizer.is_dir():
+        raise ConfigError(f"there is no tokenizer {tokenizer}, expected the folder of one")
+    return tokenizer
 
 
 def _tokenizer(run: Path, said: Path) -> Path:
