@@ -27,9 +27,9 @@ class ArrowRows:
         self.unknown_tables: dict[str, int] = {}
         """Table that the registry does not know → rows."""
         self.unknown_columns: dict[str, set[str]] = {}
-        """Table → columns that the registry does not know."""
+        """Table → columns that the registry does not know; complete once `tables` was called."""
         self.misfits: dict[str, int] = {}
-        """Table → rows whose values do not fit the registry's types."""
+        """Table → rows whose values do not fit the registry's types; the same."""
 
     def __call__(self, table: str, row: dict[str, Any]) -> None:
         """Take one row."""
@@ -37,8 +37,6 @@ class ArrowRows:
         if schema is None:
             self.unknown_tables[table] = self.unknown_tables.get(table, 0) + 1
             return
-        if extra := row.keys() - schema.name_set:
-            self.unknown_columns.setdefault(table, set()).update(extra)
         if self._only is not None and table not in self._only:
             return
         pending = self._pending.setdefault(table, [])
@@ -55,6 +53,8 @@ class ArrowRows:
     def _convert(self, table: str) -> None:
         rows = self._pending.pop(table)
         schema = self._tables[table]
+        if extra := set().union(*rows) - schema.name_set:
+            self.unknown_columns.setdefault(table, set()).update(extra)
         try:
             chunks = [rows_to_arrow(schema, rows, self._keys)]
         except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError):

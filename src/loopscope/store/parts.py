@@ -123,11 +123,15 @@ def rows_to_arrow(schema: TableSchema, rows: Sequence[dict[str, Any]], keys: dic
     `keys` holds the values that every row shares and that rows leave out. Columns that this version does not
     know are left out.
     """
-    shared = {name: value for name, value in keys.items() if name in schema.names}
+    there: set[str] = set().union(*rows)
     columns = []
     for field in schema.arrow:
-        default = shared.get(field.name)
-        columns.append(pa.array([row.get(field.name, default) for row in rows], type=field.type))
+        default = keys.get(field.name)
+        if field.name in there:
+            columns.append(pa.array([row.get(field.name, default) for row in rows], type=field.type))
+        else:
+            # Most columns of most rows: nobody looks for them in every row.
+            columns.append(pa.repeat(pa.scalar(default, field.type), len(rows)))
     return pa.Table.from_arrays(columns, schema=schema.arrow)
 
 

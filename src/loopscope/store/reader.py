@@ -268,13 +268,13 @@ class RunReader:
             if content.faults or content.lost:
                 text = "; ".join(content.faults)
                 self.problems.append(Problem("journal", where, text, content.lost))
+            self._journal_rows[segment] = rows.tables()
             for table, count in rows.unknown_tables.items():
                 text = f"holds {count} row(s) of table {table!r}, which this loopscope does not know"
                 self.problems.append(Problem("schema", where, text))
             for table, names in rows.unknown_columns.items():
                 text = f"{table}: columns left out, which this loopscope does not know: {', '.join(sorted(names))}"
                 self.problems.append(Problem("schema", where, text, 0))
-            self._journal_rows[segment] = rows.tables()
             for table, count in rows.misfits.items():
                 text = f"{count} row(s) of table {table!r} do not fit its schema"
                 self.problems.append(Problem("journal", where, text, count))
