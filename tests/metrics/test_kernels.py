@@ -111,7 +111,7 @@ def test_noting_shapes_keeps_no_tensor(monkeypatch):
 
     monkeypatch.setattr(kernels, "_make", make)
     v = visit()
-    warm_up_like(lambda: reduce_visit(v, None, visit_layout(8, 2)))
+    warm_up_like(lambda: reduce_visit(v, None, visit_layout(8, 2)))  # noqa: F821 (deleted after the call)
     assert len(noted) == 1
     alive = weakref.ref(v.residual)
     del v
