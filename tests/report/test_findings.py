@@ -25,6 +25,14 @@ def test_a_healthy_run_has_no_finding(tmp_path):
     assert result.judged == "Judged over steps 1001 to 1500."
 
 
+def test_entries_that_are_not_finite_are_found_where_no_event_tells_of_them(tmp_path):
+    rows = TRACES * (SHAPE.loops + 2)
+    result = found(tmp_path, "router", nonfinite_count=np.where(np.arange(rows) == 700, 3, 0))
+    (finding,) = result.found
+    assert (finding.rule, finding.severity, result.state) == ("nonfinite", "critical", "critical")
+    assert finding.text == "3 values of the rows, in router.nonfinite_count."
+
+
 def test_dead_experts(tmp_path):
     visits = SHAPE.loops + 2
     rows = TRACES * visits

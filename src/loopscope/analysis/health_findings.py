@@ -158,6 +158,9 @@ def _not_finite(run: Run) -> Iterator[Finding]:
             counts = ", ".join(f"count(*) filter (not isfinite({name}))" for name in names)
             row = run.sql(f"select {counts} from {table}").fetchall()[0]
             found += [(f"{table}.{name}", count) for name, count in zip(names, row, strict=True) if count]
+    for table in ("router", "residual"):
+        if table in run.tables and (count := value(run, f"select sum(nonfinite_count) from {table}")):
+            found.append((f"{table}.nonfinite_count", int(count)))
     if found:
         total, rule = sum(count for _, count in found), RULES["nonfinite"]
         where = ", ".join(name for name, _ in found[:4]) + (", ..." if len(found) > 4 else "")
