@@ -12,7 +12,7 @@ from page_reader import Page
 from report_runs import Shape, generated_run
 
 from loopscope import open_run
-from loopscope.alerts import RULES
+from loopscope.alerts import RULES, AlertSettings
 from loopscope.errors import ConfigError, StoreError
 from loopscope.report import write_report
 from loopscope.report.checks import _KINDS
@@ -153,8 +153,9 @@ def test_a_hostile_name_is_text(tmp_path):
     assert "img" not in [tag for tag, _ in page.tags]
     assert HOSTILE in page.text
     assert not [a for _, a in page.tags if any(name.startswith("on") for name in a)]
-    # The comparison's data holds the name too; parsed again it is the same text.
-    assert {row["run"] for row in page.rows("c-task_loss")} == {f"{HOSTILE} (1)", f"{HOSTILE} (2)"}
+    # The comparison's data holds the name too, shortened; parsed again it is the same text.
+    short = f"{HOSTILE[:11]}\u2026{HOSTILE[-9:]}"
+    assert {row["run"] for row in page.rows("c-task_loss")} == {f"{short} (1)", f"{short} (2)"}
 
 
 @pytest.mark.usefixtures("no_bundle")
@@ -216,6 +217,51 @@ def test_a_rollback_is_marked_and_its_rows_are_not_drawn(tmp_path):
 
 
 @pytest.mark.usefixtures("no_bundle")
+@pytest.mark.usefixtures("no_bundle")
+def test_the_bound_of_the_closure_is_the_one_that_the_run_is_judged_by(healthy, tmp_path):
+    page, _ = written(tmp_path, healthy, settings=AlertSettings(closure=0.5))
+    bounds = [row for row in page.rows("r0-closure") if row["series"] == "bound"]
+    assert bounds
+    assert all(row["value"] >= 0.5 for row in bounds)
+
+
+@pytest.mark.usefixtures("no_bundle")
+def test_the_first_screen_says_where_the_loss_is_and_was(tmp_path):
+    task = np.full(SHAPE.steps, 3.0)
+    task[40], task[-1] = 1.25, 7.5
+    changes = {"loss": {"task_loss": task}}
+    page, _ = written(tmp_path, generated_run(tmp_path / "run", replace(SHAPE, changes=changes)))
+    assert f"7.5 at step {SHAPE.steps}; lowest 1.25 at step 41" in page.text
+
+
+@pytest.mark.usefixtures("no_bundle")
+def test_several_runs_begin_with_one_line_each_and_keep_their_colours(tmp_path):
+    shape = replace(SHAPE, steps=20)
+    rising = {"closure_error": np.ones(20), "grad_norm": [None] * 20}
+    long = "a-model-with-a-long-name-of-november-seed-"
+    runs = [
+        generated_run(tmp_path / "one", shape, name=long + "1"),
+        generated_run(tmp_path / "two", replace(shape, changes={"loss": rising}), name=long + "2"),
+        generated_run(tmp_path / "three", shape, name="short"),
+    ]
+    out = tmp_path / "report.html"
+    write_report([open_run(run) for run in runs], out)
+    page = Page(out)
+    begin = page.text[: page.text.index("Side by side")]
+    assert "Comparison of 3 runs" in begin
+    assert "Something is wrong: The total loss is not the sum of its parts." in " ".join(begin.split())
+    assert begin.count("checks healthy") == 3
+    names = ["a-model-wit\u2026er-seed-1", "a-model-wit\u2026er-seed-2", "short"]
+    for chart in ("c-task_loss", "c-grad", "c-maxvio"):
+        # In the data's order, from which the colours follow; one without a value has a row that is not drawn.
+        assert list(dict.fromkeys(row["run"] for row in page.rows(chart))) == names, chart
+    folded = {
+        a["id"]: "open" not in a for tag, a in page.tags if tag == "details" and a.get("class") == "section"
+    }
+    assert [key for key, shut in folded.items() if not shut] == ["c-s-all"]
+    assert sum(folded.values()) == 3 * 9
+
+
 def test_wrong_numbers_of_runs_and_a_place_that_cannot_be_written(healthy, tmp_path):
     run = open_run(healthy)
     with pytest.raises(ConfigError, match="got 0 runs"):

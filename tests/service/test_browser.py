@@ -47,6 +47,30 @@ def test_the_report_draws_every_chart_and_asks_nobody(tmp_path):
         assert phone.value(wide) is True
 
 
+def test_sections_are_folded_and_a_link_unfolds_what_it_leads_to(tmp_path):
+    run = generated_run(tmp_path / "run", Shape(steps=50))
+    out = tmp_path / "report.html"
+    write_report([open_run(run)] * 2, out)
+    drawn = "document.querySelectorAll('#r1 [data-drawn]').length"
+    with chromium.Browser(PROGRAM) as tab:
+        tab.open(out.as_uri())
+        tab.wait(DRAWN)
+        assert tab.value(drawn) == 0
+        tab.value("location.hash = '#r1-growth'")
+        tab.wait("document.querySelector('#r1-growth [data-drawn]') !== null")
+        assert tab.value("document.querySelector('#r1-s-loop').open") is True
+        tab.wait("document.querySelector('.top [aria-current]').getAttribute('href') === '#r1'")
+        # A chart of one line says in its title what it is; one of several has a legend.
+        tab.value("document.querySelector('#r1-s-loss > summary').click()")
+        tab.wait("document.querySelector('#r1-closure [data-drawn]') !== null")
+        legends = "document.querySelectorAll('#r1-{} .mark-symbol.role-legend-symbol').length"
+        assert (tab.value(legends.format("lb_loss")), tab.value(legends.format("loss"))) == (0, 2)
+        tab.value("document.getElementById('fold').click()")
+        assert tab.value("document.querySelectorAll('details.section[open]').length") == 0
+        tab.wait("document.getElementById('fold').textContent === 'Unfold all'")
+        assert (tab.value(FAILED), tab.errors) == (0, [])
+
+
 def test_a_live_page_follows_the_run_and_a_hostile_name_does_nothing(tmp_path, serve):
     store, writer = open_writer(tmp_path / "live", name=HOSTILE)
     for step in range(1, 4):

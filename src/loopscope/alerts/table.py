@@ -33,7 +33,7 @@ _RULES = (
         name="closure",
         title="The total loss is not the sum of its parts",
         bound="|closure_error| > {closure:.3g} · max(1, |total_loss|)",
-        why="float32 noise with margin; an auxiliary loss counted twice, or never, breaks it. No warm-up.",
+        why="float32 noise with margin; an auxiliary loss counted twice, or never, breaks it; there is no warm-up",
         chart="closure",
     ),
     Rule(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from loopscope.analysis import Run
 from loopscope.analysis.health_findings import Findings
@@ -14,6 +14,8 @@ from loopscope.report.part import Part
 
 Axis = Literal["step", "tokens"]
 
+_MOST_NAME = 24
+"""Signs of a run's name in a legend; names of one series differ at their ends."""
 _BOUNDARY = "kind = 'step_boundary'"
 _WHOLE = "stratum_kind = 'all'"
 # id, title, how to read it, table, SQL over the scope's rows giving one value per step, which rows, unit, column
@@ -62,8 +64,13 @@ def comparison(runs: Sequence[Run], names: Sequence[str], by: Axis = "step") -> 
 
 
 def unique(names: Sequence[str]) -> list[str]:
-    """Names that tell runs apart, also where two have the same."""
-    return [name if list(names).count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)]
+    """Names that tell runs apart, also where two have the same, and are short enough for a legend.
+
+    >>> unique(["base-model-of-november-lr-3e-4-seed-1", "base-model-of-november-lr-3e-4-seed-2", "a", "a"])
+    ['base-model-…-4-seed-1', 'base-model-…-4-seed-2', 'a (3)', 'a (4)']
+    """
+    short = [name if len(name) <= _MOST_NAME else f"{name[:11]}…{name[-9:]}" for name in names]
+    return [name if short.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(short)]
 
 
 def _chart(
@@ -74,6 +81,7 @@ def _chart(
     for look, run in zip(looks, names, strict=True):
         if not look.has(table):
             notes.append(f"{run} has no row of the table {table}.")
+            rows.append(_placeholder(by, run))
             continue
         scope = look.scope(table)
         scopes.append(scope.words)
@@ -92,6 +100,8 @@ def _chart(
         rows += [
             {by: r[by], "run": run, "value": r["v"], "low": r["v_min"], "high": r["v_max"]} for r in placed
         ]
+        if not placed:
+            rows.append(_placeholder(by, run))
         if buckets.note:
             notes.append(f"{run}: {buckets.note}")
         notes += [f"{run}: {note}" for note in look.missing(table, (column,), only)]
@@ -105,13 +115,19 @@ def _chart(
             y=unit,
             color="run",
             columns=2,
+            label_limit=230,
             x=x_step() if by == "step" else x_step("training tokens", "tokens"),
         ),
-        data=Data.of(rows),
+        data=Data.of(rows if any(row["value"] is not None for row in rows) else []),
         metrics=((table, column),),
         scope=", ".join(dict.fromkeys(scopes)),
         notes=(*notes, *(_corpora(looks, names) if table == "probe_loss" else ())),
     )
+
+
+def _placeholder(by: Axis, run: str) -> dict[str, Any]:
+    """A row that is not drawn: a run keeps its colour in every picture, also after one that has no value."""
+    return {by: None, "run": run, "value": None, "low": None, "high": None}
 
 
 def _corpora(looks: Sequence[Look], names: Sequence[str]) -> list[str]:

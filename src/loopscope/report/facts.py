@@ -17,6 +17,7 @@ def facts(look: Look) -> list[tuple[str, str]]:
         ("created", f"{manifest.created:%Y-%m-%d %H:%M} UTC"),
         ("steps", f"{look.last_step:,}" if look.run.tables else "none yet"),
         ("tokens", _count(look, "loss", "max(tokens_seen)")),
+        ("task loss", _loss(look)),
         ("traced steps", _count(look, "router", "count(distinct step)")),
         ("attempts", str(len(look.run.attempts))),
         ("ranks", str(max((a.world_size for a in look.run.attempts), default=1))),
@@ -36,6 +37,20 @@ def _count(look: Look, table: str, expression: str) -> str:
         return ""
     number = value(look.run, f"select {expression} from {table}")
     return "" if number is None else f"{number:,}"
+
+
+def _loss(look: Look) -> str:
+    """The last and the lowest task loss: no rule judges its course, but people do."""
+    if not look.has("loss"):
+        return ""
+    where = f"{look.scope('loss').where} and isfinite(task_loss)"
+    row = look.rows(
+        "select max(step) as step, arg_max(task_loss, step) as last, min(task_loss) as least, "
+        f"arg_min(step, task_loss) as at from loss where {where}"
+    )[0]
+    if row["step"] is None:
+        return ""
+    return f"{row['last']:.4g} at step {row['step']:,}; lowest {row['least']:.4g} at step {row['at']:,}"
 
 
 def _model(meta: Mapping[str, Any] | None, visits: list[dict[str, Any]]) -> str:

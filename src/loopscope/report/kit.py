@@ -46,6 +46,7 @@ def lines(
     height: int = _HEIGHT,
     points: bool = False,
     columns: int | None = None,
+    label_limit: int = 130,
 ) -> Spec:
     """Lines of mean values over steps, each in the band of its bucket's smallest and largest value.
 
@@ -66,7 +67,7 @@ def lines(
     x = x or x_step()
     sort = None if kind == "nominal" else alt.Undefined
     # As many beside each other as fit on a phone.
-    legend = alt.Legend(columns=columns or (3 if kind == "nominal" else 6), labelLimit=130)
+    legend = alt.Legend(columns=columns or (3 if kind == "nominal" else 6), labelLimit=label_limit)
     base = alt.Chart(_DATA).encode(x=x)
     tooltip = [
         x_tip(x), alt.Tooltip(color, type=kind), alt.Tooltip("value:Q", format=".5g", title="mean"),  # type: ignore[arg-type]

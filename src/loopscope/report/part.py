@@ -61,6 +61,11 @@ class Part:
         return self.findings.state
 
     @property
+    def named(self) -> list[str]:
+        """What lasts, by its title."""
+        return [finding.title for finding in self.findings.found if not finding.over]
+
+    @property
     def headline(self) -> str:
         """The first sentence."""
         return HEADLINES[self.state]

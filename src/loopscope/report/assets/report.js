@@ -47,6 +47,15 @@ const loopscope = (() => {
     return data.rows.map((row) => Object.fromEntries(data.columns.map((name, i) => [name, row[i]])));
   }
 
+  // Written into each channel: one that asks for a legend overrules the theme.
+  function dropLegends(spec) {
+    spec.layer = (spec.layer || []).map((layer) => {
+      const encoding = { ...layer.encoding };
+      for (const name of ["color", "strokeDash"]) if (encoding[name]) encoding[name] = { ...encoding[name], legend: null };
+      return { ...layer, encoding };
+    });
+  }
+
   async function draw(element) {
     const chart = charts[element.dataset.chart];
     if (!chart) return;
@@ -54,7 +63,7 @@ const loopscope = (() => {
     const spec = { ...chart.spec, datasets: { ...chart.spec.datasets, data } };
     const theme = config();
     // The title says what a single line is.
-    if (data.length && "series" in data[0] && data.every((row) => row.series === data[0].series)) theme.legend.disable = true;
+    if (data.length && "series" in data[0] && data.every((row) => row.series === data[0].series)) dropLegends(spec);
     const options = { mode: "vega-lite", renderer: "svg", actions: false, config: theme, tooltip: { theme: dark.matches ? "dark" : "light" } };
     try {
       const old = views.get(element);
@@ -73,6 +82,8 @@ const loopscope = (() => {
   function drawAll(changed = () => true) {
     for (const element of document.querySelectorAll("[data-chart]")) {
       if (element.dataset.drawn && !changed(element.dataset.chart)) continue;
+      // A folded section has no width to draw in; it is drawn when somebody unfolds it.
+      if (element.closest("details:not([open])")) { delete element.dataset.drawn; continue; }
       last = last.then(() => draw(element)).then(() => new Promise((done) => setTimeout(done)));
     }
     last.then(() => { document.body.dataset.ready = "true"; });
@@ -122,7 +133,10 @@ const loopscope = (() => {
         old.replaceWith(blocks[i]);
       });
     } else {
+      const folded = new Set([...document.querySelectorAll("details.section:not([open])")].map((e) => e.id));
+      for (const section of fresh.querySelectorAll("details.section")) section.open = !folded.has(section.id);
       document.querySelector("main").replaceWith(fresh.querySelector("main"));
+      watchSections();
     }
     await replace(JSON.parse(fresh.getElementById("charts").textContent));
     document.body.dataset.updates = String(Number(document.body.dataset.updates || 0) + 1);
@@ -133,6 +147,53 @@ const loopscope = (() => {
     if (line) line.textContent = text;
   }
 
+  // What a link leads to is unfolded first.
+  function reveal() {
+    const target = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (!target) return;
+    let shut = false;
+    for (let at = target.closest("details"); at; at = at.parentElement.closest("details")) { shut ||= !at.open; at.open = true; }
+    if (shut) target.scrollIntoView();
+  }
+
+  // The navigation says where one is.
+  let watched = null;
+  function watchSections() {
+    const links = new Map([...document.querySelectorAll(".top nav a[href^='#']")].map((a) => [a.getAttribute("href").slice(1), a]));
+    const seen = new Set();
+    if (watched) watched.disconnect();
+    watched = new IntersectionObserver((entries) => {
+      for (const entry of entries) entry.isIntersecting ? seen.add(entry.target.id) : seen.delete(entry.target.id);
+      const now = [...links.keys()].find((id) => seen.has(id));
+      for (const [id, link] of links) {
+        if (id !== now) { link.removeAttribute("aria-current"); continue; }
+        if (link.hasAttribute("aria-current")) continue;
+        link.setAttribute("aria-current", "true");
+        const bar = link.parentElement;
+        bar.scrollTo({ left: link.offsetLeft - bar.offsetLeft - bar.clientWidth / 2 });
+      }
+    }, { rootMargin: "-60px 0px -70% 0px" });
+    for (const id of links.keys()) { const place = document.getElementById(id); if (place) watched.observe(place); }
+  }
+
+  const fold = document.getElementById("fold");
+  function sections() { return [...document.querySelectorAll("details.section")]; }
+  function nameFold() { fold.textContent = sections().some((e) => e.open) ? "Fold all" : "Unfold all"; }
+  if (fold && sections().length > 1) {
+    fold.hidden = false;
+    nameFold();
+    fold.addEventListener("click", () => { const open = !sections().some((e) => e.open); for (const e of sections()) e.open = open; });
+  }
+  document.addEventListener("toggle", (event) => {
+    if (!event.target.matches || !event.target.matches("details.section")) return;
+    if (fold) nameFold();
+    if (event.target.open && window.vegaEmbed) drawAll(() => false);
+  }, true);
+  // On paper everything is there.
+  addEventListener("beforeprint", () => { for (const e of sections()) e.open = true; });
+  addEventListener("hashchange", reveal);
+  reveal();
+  watchSections();
   dark.addEventListener("change", () => drawAll());
   if (document.body.dataset.live) follow(document.body.dataset.live);
   if (window.vegaEmbed) drawAll();

@@ -20,7 +20,8 @@ def section(look: Look) -> Section:
     source = f"(select * from loss where {scope.where})"
     columns = [
         *_PARTS, "total_loss as total", "lb_loss as lb_raw", "z_loss as z_raw", "abs(closure_error) as closure",
-        "1e-4 * greatest(1, abs(total_loss)) as bound", "lb_loss_factor as f_lb", "z_loss_factor as f_z",
+        f"{look.settings.closure} * greatest(1, abs(total_loss)) as bound", "lb_loss_factor as f_lb",
+        "z_loss_factor as f_z",
     ]  # fmt: skip
     rows = look.thinned(source, columns, buckets.per_bucket)
     marks, said = _attempts(look)
