@@ -245,6 +245,34 @@ def test_rows_reach_the_disk_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert len(synced) == settled, "nothing new, nothing to sync"
 
 
+class Recording(Disk):
+    """Remembers what was made durable."""
+
+    def __init__(self) -> None:
+        self.synced: list[str] = []
+
+    def fsync(self, fd: int) -> None:
+        super().fsync(fd)
+        self.synced.append(Path(f"/proc/self/fd/{fd}").readlink().name)
+
+    def fsync_dir(self, path: Path) -> None:
+        super().fsync_dir(path)
+        self.synced.append(f"{path.name}/")
+
+
+def test_a_durable_row_is_in_a_file_whose_name_is_durable_too(tmp_path: Path) -> None:
+    disk = Recording()
+    options = StoreOptions(on_error="raise", tick_s=3600.0)
+    with RunStore.create(tmp_path / "run", options=options, disk=disk) as store:
+        writer = store.writer(attempt=store.claim_attempt(first_step=1))
+        for step in (1, 2):
+            disk.synced.clear()
+            writer.append("loss", loss(step))
+            writer.flush(durable=True)
+            # Once per file is enough.
+            assert disk.synced == ["00001-r0-00001.wal", "journal/"][: 3 - step]
+
+
 def test_old_temporary_files_are_swept(tmp_path: Path) -> None:
     root = tmp_path / "run"
     write_attempt(root, range(1, 3))

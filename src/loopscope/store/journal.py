@@ -64,6 +64,8 @@ class Journal:
         self.size = 0
         self.rows = 0
         self.dirty = False
+        self.named = False
+        """True once the folder's entry for the file is on the disk too."""
         self._ordinal = 0
         self._torn = False
         self._known: set[str] = set()
@@ -116,6 +118,17 @@ class Journal:
         """Cut a half-written frame off, so that the next one stands right behind the last good one."""
         self._disk.truncate(self.fd, self.size)
         self._torn = False
+
+    def fsync(self, fd: int) -> None:
+        """Put what was written on the disk, and the first time the file's name. Raises OSError.
+
+        Args:
+            fd: of the file; another one than its own where it may be closed meanwhile.
+        """
+        self._disk.fsync(fd)
+        if not self.named:
+            self._disk.fsync_dir(self.path.parent)
+            self.named = True
 
     def close(self) -> None:
         """Close the file; what was written stays in the kernel's hands."""

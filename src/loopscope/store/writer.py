@@ -212,9 +212,12 @@ class RowWriter:
         if os.getpid() != self._pid:
             return
         self._report()
-        if durable:
-            self._settle_retired()
-        if durable and not self._sync() and self.on_error == "raise":
+        if not durable:
+            return
+        synced = self._sync()
+        # Afterwards: a journal that another thread's row retires meanwhile is waited for as well.
+        self._settle_retired()
+        if not synced and self.on_error == "raise":
             raise StoreError(f"rows of writer {self.name!r} could not be made durable: {self.last_error}")
 
     def close(self, seal: bool = True) -> None:
@@ -309,7 +312,7 @@ class RowWriter:
             while self._retired:
                 journal = self._retired.popleft()
                 try:
-                    self._disk.fsync(journal.fd)
+                    journal.fsync(journal.fd)
                 except OSError as error:
                     self.fsync_failures += 1
                     self.last_error = f"fsync: {error}"
@@ -331,7 +334,7 @@ class RowWriter:
                 self.last_error = f"dup: {error}"
                 return False
         try:
-            self._disk.fsync(fd)
+            journal.fsync(fd)
         except OSError as error:
             self.fsync_failures += 1
             self.last_error = f"fsync: {error}"
