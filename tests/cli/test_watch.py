@@ -113,6 +113,8 @@ def test_a_narrow_terminal_gets_shorter_lines_and_alerts_come_before_what_may_be
     text = console.export_text()
     assert max(map(len, text.splitlines())) <= 40
     assert text.index("Alerts") < text.index("task_loss")
+    # A number that is folded is another number: columns are left out instead.
+    assert "0.5000" in text
     # A sparkline is one line: no line of the table is blocks alone.
     assert not [line for line in text.splitlines() if line.strip() and set(line.strip()) <= set("▁▂▃▄▅▆▇█")]
 

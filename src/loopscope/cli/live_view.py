@@ -20,12 +20,16 @@ from loopscope.cli.console import make_table, number, plain, titled
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _POINTS = 48
+_NARROW = 70
+"""Columns below which a view leaves some of its own out: a number that is folded is another number."""
 
 
 def view(run: Run, settings: Bounds = None, *, width: int = 100) -> Group:
     """Head, alerts, losses, the loop, worst visits, in `width` columns."""
-    losses, loop = _losses(run, _points(width, 26)), _loop(run, _points(width, 56))
-    parts = [_head(run), _alerts(run, settings), losses, loop, _worst(run)]
+    narrow = width < _NARROW
+    losses = _losses(run, _points(width, 26))
+    loop = _loop(run, _points(width, 27 if narrow else 56), narrow=narrow)
+    parts = [_head(run), _alerts(run, settings), losses, loop, _worst(run, narrow=narrow)]
     return Group(*(line for part in parts if part for line in [*part, Text("")]))
 
 
@@ -92,7 +96,7 @@ def _losses(run: Run, points: int) -> list[RenderableType]:
     return [table]
 
 
-def _loop(run: Run, points: int) -> list[RenderableType]:
+def _loop(run: Run, points: int, *, narrow: bool) -> list[RenderableType]:
     rows = _rows(
         run, "transition", "select step, to_loop_step as r, avg(relative_delta) as delta, avg(growth) as growth, "
         "avg(state_cosine) as cosine from transition where {where} and kind = 'step_boundary' "
@@ -101,24 +105,21 @@ def _loop(run: Run, points: int) -> list[RenderableType]:
     )  # fmt: skip
     if not rows:
         return []
-    table = make_table(
-        ("loop step", "relative delta", "growth", "cosine", "relative delta over traces"),
-        left=("relative delta over traces",),
-    )
+    columns = ("loop step", "relative delta", "growth", "cosine", "relative delta over traces")
+    if narrow:
+        columns = ("step", "delta", "growth", "", "over traces")
+    shown = [i for i, name in enumerate(columns) if name]
+    table = make_table([columns[i] for i in shown], left=columns[-1:])
     for step in sorted({row["r"] for row in rows}):
         of = [row for row in rows if row["r"] == step]
         line = sparkline([row["delta"] for row in of])
-        table.add_row(
-            f"{step - 1} → {step}",
-            number(of[-1]["delta"]),
-            number(of[-1]["growth"]),
-            number(of[-1]["cosine"]),
-            line,
-        )
+        numbers = [number(of[-1][name]) for name in ("delta", "growth", "cosine")]
+        cells = [f"{step - 1} → {step}", *numbers, line]
+        table.add_row(*(cells[i] for i in shown))
     return titled("The loop, mean over its layers' own values", table)
 
 
-def _worst(run: Run) -> list[RenderableType]:
+def _worst(run: Run, *, narrow: bool) -> list[RenderableType]:
     rows = _rows(
         run, "router", "select step, block, unrolled_pos, loop_step, layer_idx, maxvio_count, load_entropy_ratio, "
         "dead_experts, num_experts from router where {where} and step = (select max(step) from router) "
@@ -126,21 +127,21 @@ def _worst(run: Run) -> list[RenderableType]:
     )  # fmt: skip
     if not rows:
         return []
-    table = make_table(("depth", "visit", "MaxVio", "load entropy", "dead experts"), left=("visit",))
+    columns = ("", "visit", "MaxVio", "", "dead") if narrow else (
+        "depth", "visit", "MaxVio", "load entropy", "dead experts",
+    )  # fmt: skip
+    shown = [i for i, name in enumerate(columns) if name]
+    table = make_table([columns[i] for i in shown], left=("visit",))
     for row in rows:
         where = (
-            f"loop step {row['loop_step']}, layer {row['layer_idx']}"
+            f"{'loop' if narrow else 'loop step'} {row['loop_step']}, layer {row['layer_idx']}"
             if row["block"] == "loop"
             else str(row["block"])
         )
         dead = "–" if row["dead_experts"] is None else f"{row['dead_experts']} of {row['num_experts']}"
-        table.add_row(
-            str(row["unrolled_pos"]),
-            where,
-            number(row["maxvio_count"]),
-            number(row["load_entropy_ratio"]),
-            dead,
-        )
+        numbers = [number(row[name]) for name in ("maxvio_count", "load_entropy_ratio")]
+        cells = [str(row["unrolled_pos"]), where, *numbers, dead]
+        table.add_row(*(cells[i] for i in shown))
     return titled(f"Most overloaded visits at step {rows[0]['step']}", table)
 
 
