@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from store_runs import QUIET, loss, visit
 
 from loopscope.errors import SchemaError
 from loopscope.store import RunReader, RunStore, StoreOptions
+from loopscope.store.verify import verify_run
 
 
 @pytest.fixture
@@ -109,3 +111,20 @@ def test_null_is_null_and_zero_is_zero(tmp_path: Path) -> None:
     assert row["task_loss"] == 0.0
     assert row["z_loss"] is None
     assert row["lb_loss"] is None
+
+
+def test_a_training_that_changes_its_folder_writes_on_in_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with RunStore.create("run", options=replace(QUIET, rotate_bytes=2000)) as store:
+        writer = store.writer(attempt=store.claim_attempt(first_step=1))
+        for step in range(1, 101):
+            writer.append("loss", loss(step))
+            if step == 30:
+                monkeypatch.chdir("elsewhere")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert RunReader(tmp_path / "run").read("loss")["step"].to_pylist() == list(range(1, 101))
+    assert verify_run(tmp_path / "run").problems == []
+    assert not list((tmp_path / "run").glob("journal/*.lock"))

@@ -139,7 +139,7 @@ class RunStore:
             NotARunError: it holds none (with `resume`).
             ConfigError: it cannot be written.
         """
-        root = Path(path)
+        root = Path(path).absolute()  # The training may change its folder.
         if resume:
             return cls.open(root, options=options, disk=disk, tables=tables)
         refuse_existing(root)
@@ -194,7 +194,7 @@ class RunStore:
             StoreError: run.json cannot be read.
             ConfigError: the folder cannot be written.
         """
-        root = Path(path)
+        root = Path(path).absolute()
         manifest = read_manifest(root)
         if manifest.format > LAYOUT:
             raise StoreError(
