@@ -5,7 +5,9 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loopscope.store import TABLES
 from loopscope.trackers.assembly import StepAssembler
+from loopscope.trackers.values import CORE_KEYS
 
 
 def keys(step, scope="global", **more):
@@ -122,3 +124,15 @@ def test_only_what_is_needed_is_held():
     list(assembler.see("router", router(1)))
     (held,) = assembler._steps[1].tables["router"]
     assert "expert_count" not in held
+
+
+def test_every_scalar_of_a_trace_reaches_the_tracker():
+    assembler = StepAssembler(scope="global", attempt=1)
+    number = dict.fromkeys((column.name for table in TABLES.values() for column in table.columns), 0.5)
+    place = {"block": "loop", "unrolled_pos": 3, "loop_step": 1, "layer_idx": 0}
+    pair = {"kind": "step_boundary", "from_pos": 2, "to_pos": 3}
+    for table, named in (("router", place), ("residual", place), ("transition", pair)):
+        list(assembler.see(table, number | keys(4) | named | {"expert_count": [1, 1]}))
+    (made,) = [step for step in assembler.finish() if step.scalars]
+    wanted = {key for key in CORE_KEYS if key.startswith(("moe/", "loop/"))} - {"moe/lb_loss", "moe/z_loss"}
+    assert wanted <= set(made.scalars)

@@ -36,7 +36,7 @@ COLUMNS = ("step", *_KEYS, *_ROUTER, *_RESIDUAL, *_TRANSITION)
 DISTRIBUTIONS = ("load_entropy_ratio", "maxvio_count", "relative_delta")
 """Columns whose spread over visits is worth a picture."""
 
-NEEDED = frozenset((*COLUMNS, "kind", "to_pos"))
+NEEDED = frozenset((*COLUMNS, "kind", "to_pos", "state_cosine"))
 """Columns of a trace's rows that scalars and table are made of."""
 
 
