@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ import torch.nn.functional as F
 from deep_models import EXPERTS, TOP_K, Bare, Identity, LinearLoop, encoded
 
 from loopscope.errors import ConfigError, MetricInputError, ProbeError, TraceError
+from loopscope.metrics.probe import perturbation
 from loopscope.models.toy import ToyLoopMoE
+from loopscope.probe import deep_perturbation
 from loopscope.probe.deep import DeepSettings, chosen_experts, run_deep_probe
 from loopscope.store import TABLES
 from loopscope.store.tables.keys import RUN_KEYS
@@ -64,6 +67,13 @@ def test_the_last_readout_is_the_models_own_prediction():
     expected = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
     assert [row["loop_step"] for row in rows] == [0, 1, 2]
     assert rows[-1]["loss_mean"] == pytest.approx(float(expected), rel=1e-5)
+    entropy = torch.distributions.Categorical(logits=logits).entropy().mean()
+    assert rows[-1]["entropy_mean"] == pytest.approx(float(entropy), rel=1e-5)
+    for before, after in pairwise(rows):
+        assert after["entropy_change"] == pytest.approx(
+            after["entropy_mean"] - before["entropy_mean"], abs=1e-12
+        )
+        assert after["entropy_change"] != 0
     assert rows[0]["kl_from_previous"] is None
     assert rows[1]["kl_from_previous"] > 0
     assert rows[-1]["argmax_settled"] is None
@@ -90,6 +100,33 @@ def test_a_linear_loop_gives_its_spectral_radius(radius):
         if step:
             assert row["distance_rate"] == pytest.approx(radius, rel=1e-3)
             assert row["relative_rate"] == pytest.approx(1.0, rel=1e-3)  # h grows as the disturbance does
+
+
+def test_directions_are_drawn_each_by_itself():
+    settings = DeepSettings(shuffle_scope="batch", num_shuffles=1, num_directions=2)
+    for row in deep(toy(), settings=settings).tables["probe_perturbation"]:
+        low, mean, high = (row[f"relative_distance{end}"] for end in ("_min", "", "_max"))
+        assert low < mean < high
+        assert mean == pytest.approx((low + high) / 2)
+
+
+def test_flipped_choices_against_sets(monkeypatch):
+    # A disturbance that is large enough to flip some.
+    monkeypatch.setattr(
+        deep_perturbation, "disturbance", lambda h, draw: perturbation.disturbance(h, draw, epsilon=0.5)
+    )
+    model = LinearLoop()
+    settings = DeepSettings(shuffle_scope="batch", num_shuffles=1, num_directions=1)
+    rows = deep(model, settings=settings).tables["probe_perturbation"]
+    with torch.no_grad():
+        clean = model.embed(torch.from_numpy(encoded().input_ids.copy()))
+        moved = clean + perturbation.disturbance(clean, torch.Generator().manual_seed(0), epsilon=0.5)
+        for row in rows:
+            clean, moved = model.stack(clean), model.stack(moved)
+            chosen = [model.gate(h).topk(TOP_K).indices.flatten(0, 1).tolist() for h in (clean, moved)]
+            flips = [set(one) != set(other) for one, other in zip(*chosen, strict=True)]
+            assert 0 < sum(flips) < len(flips)
+            assert row["flipped_share"] == pytest.approx(sum(flips) / len(flips))
 
 
 def test_forwards_that_differ_by_themselves_report_no_perturbation():

@@ -32,7 +32,8 @@ def probe(monkeypatch):
 
     monkeypatch.setattr(probing, "run_probe_forward", run_probe_forward)
     corpus = SimpleNamespace(input_ids=torch.zeros(2, 4, dtype=torch.int64).numpy())
-    return SimpleNamespace(made=probing.TrainerProbe(trainer, corpus, 2), clock=clock, events=events, ran=ran)
+    made = probing.TrainerProbe(trainer, corpus, 2)
+    return SimpleNamespace(made=made, clock=clock, events=events, ran=ran, options=options)
 
 
 def test_the_period_is_stretched_and_said(probe):
@@ -54,3 +55,22 @@ def test_a_cheap_probe_keeps_its_period(probe, monkeypatch):
         probe.clock.now += 400.0
         probe.made.run(step)
     assert probe.ran == list(range(0, 91, 10))
+
+
+def test_a_period_that_is_not_reached_is_said(probe, caplog):
+    probe.options.probe_every = 500
+    with caplog.at_level("WARNING", logger="loopscope.probe"):
+        for step in (0, 95):
+            probe.made.run(step)
+    said = "no probe between: probe_every is 500, the training has 95 steps"
+    (found,) = [
+        (step, more["detail"]) for step, name, more in probe.events if name == "probe_every_not_reached"
+    ]
+    assert found == (95, said)
+    assert caplog.messages == [f"loopscope: {said}"]
+
+
+def test_a_period_that_is_reached_is_not(probe):
+    for step in range(0, 96, 5):
+        probe.made.run(step)
+    assert not [name for _, name, _ in probe.events if name == "probe_every_not_reached"]
