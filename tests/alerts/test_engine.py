@@ -55,7 +55,8 @@ def test_an_expert_is_dead_when_the_same_one_stays_empty():
     assert engine.alerts == []
     for step in range(20, 23):
         engine.observe("router", step, [visit(dead_experts=1, expert_count=[5, 5, 0, 5])])
-    assert [(a.rule, a.fired) for a in engine.alerts] == [("dead_expert", 22)]
+    # Since it stopped, not since the window was full.
+    assert [(a.rule, a.since, a.fired) for a in engine.alerts] == [("dead_expert", 20, 22)]
     assert "expert 2 of 4" in engine.alerts[0].text
     engine.observe("router", 23, [visit(dead_experts=0, expert_count=None)])
     assert engine.active == []

@@ -42,7 +42,7 @@ def test_dead_experts(tmp_path):
     result = found(tmp_path, "router", expert_count=counts.tolist(), dead_experts=dead)
     assert [f.rule for f in result.found] == ["dead_expert"]
     assert result.found[0].title == "Experts get no tokens"
-    assert "Loop step 2, layer 0, since step 1200; still so at step 1500" in result.found[0].text
+    assert "Loop step 2, layer 0, since step 1010; still so at step 1500" in result.found[0].text
     assert "2 experts (2, 5) of 8" in result.found[0].text
 
 

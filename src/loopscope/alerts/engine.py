@@ -25,13 +25,13 @@ class Alert:
     subject: str
     severity: Severity
     since: int
-    """Step at which the bound was first broken."""
+    """Step at which the bound was first broken; for a dead expert, its first trace without a token."""
     fired: int
     """Step at which that had lasted long enough."""
     last: int
     """Last step at which the bound was broken."""
     count: int
-    """Rows that broke the bound, from `since` on."""
+    """Rows that broke the bound."""
     text: str
     """Value and bound at the worst row."""
     worst: float
@@ -123,7 +123,8 @@ class AlertEngine:
                 del self._streaks[key]
             return None
         if streak is None:
-            streak = self._streaks[key] = _Streak(since=step, count=0, worst=reading, last=step)
+            since = step if reading.since is None else reading.since
+            streak = self._streaks[key] = _Streak(since=since, count=0, worst=reading, last=step)
         streak.count, streak.last = streak.count + 1, step
         # Critical must last as long as the warning does.
         streak.critical = streak.critical + 1 if reading.critical else 0
@@ -165,7 +166,7 @@ class AlertEngine:
         if step <= self.settings.warmup_steps:
             return
         for row, subject in rules.visit_names(rows):
-            dead = self._dead_expert(row, subject)
+            dead = self._dead_expert(step, row, subject)
             if dead is not None:
                 yield dead
             for rule in _PER_VISIT:
@@ -173,7 +174,7 @@ class AlertEngine:
                 if found is not None:
                     yield found
 
-    def _dead_expert(self, row: Row, subject: str) -> Reading | None:
+    def _dead_expert(self, step: int, row: Row, subject: str) -> Reading | None:
         number, experts, k, tokens = (
             row.get(n) for n in ("dead_experts", "num_experts", "top_k", "num_tokens")
         )
@@ -184,13 +185,15 @@ class AlertEngine:
             window = DeadWindow(self.settings.sustain, self.settings.dead_expected)
             self._dead[subject] = window
         counts = row.get("expert_count") if number else None
-        dead = window.see(counts, due=tokens * k / experts)
+        dead = window.see(counts, due=tokens * k / experts, step=step)
         if not dead:
             return Reading("dead_expert", subject, 0.0, 0.0)
         named = ", ".join(str(e) for e in dead[:8]) + (", ..." if len(dead) > 8 else "")
         which = f"expert {named}" if len(dead) == 1 else f"{len(dead)} experts ({named})"
         text = f"{which} of {experts} got no token over {self.settings.sustain} traces or more"
-        return Reading("dead_expert", subject, float(len(dead)), 1.0 + len(dead), False, text)
+        return Reading(
+            "dead_expert", subject, float(len(dead)), 1.0 + len(dead), False, text, window.since(dead)
+        )
 
     def _residual(self, step: int, rows: list[Row]) -> Iterator[Reading]:
         loop = [row for row in rows if row.get("block") == "loop"]

@@ -31,6 +31,8 @@ class Reading(NamedTuple):
     critical: bool = False
     text: str = ""
     """The value and its bound, for people; empty where the bound is kept, for most rows keep it."""
+    since: int | None = None
+    """Where a rule looks back itself: the step at which what it found began; None: at this row."""
 
 
 def maxvio(row: Row, subject: str, s: AlertSettings) -> Reading | None:
