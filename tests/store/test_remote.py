@@ -255,6 +255,32 @@ def test_the_copy_is_right_after_every_single_file(tmp_path: Path) -> None:
     assert open_run(base).arrow("loss")["step"].to_pylist() == list(range(1, 61))
 
 
+@pytest.mark.parametrize("part", ["/00002.json", "/part-00001-r0-00002-", "/part-00003-r0-00001-"])
+def test_nothing_that_refers_to_a_file_goes_up_before_it_even_when_its_upload_fails(
+    tmp_path: Path, part: str
+) -> None:
+    base = tmp_path / "remote"
+    wrong: list[object] = []
+    refused: list[str] = []
+
+    class Refusing(Watched):
+        def put(self, data: bytes, name: str) -> None:
+            if part in f"/{name}" and len(refused) < 3:
+                refused.append(name)
+                raise OSError("the network is gone")
+            super().put(data, name)
+
+    def look() -> None:
+        if (base / "run.json").exists() and (problems := verify_run(base).problems):
+            wrong.append((watched.names[-1], problems))
+
+    watched = Refusing(base, look)
+    rolled_back(tmp_path / "run", watched)
+    assert len(refused) == 3
+    assert wrong == []
+    assert open_run(base).arrow("loss")["step"].to_pylist() == list(range(1, 61))
+
+
 def test_a_run_that_grows_while_it_is_fetched_is_whole(tmp_path: Path) -> None:
     """All the rest comes up behind the back of a reader, from every file on, before every answer that it gets."""
     early = rolled_back(tmp_path / "run", Remote.of((tmp_path / "remote").as_uri()))

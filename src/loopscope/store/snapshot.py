@@ -51,6 +51,12 @@ class SealedFile:
     data: bytes | None = None
     """Its content at that moment, where it is replaced; None where it never changes."""
 
+    @property
+    def chain(self) -> tuple[int, str] | None:
+        """Whose parts it belongs to: without an older one of them, a newer one leaves a gap. None for anything else."""
+        segment = _segment(self.name) if self.stage is Stage.PART else None
+        return None if segment is None else (segment.attempt, segment.writer)
+
     def content(self) -> bytes:
         """What is to be copied. Raises OSError."""
         return self.path.read_bytes() if self.data is None else self.data

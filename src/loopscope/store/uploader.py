@@ -108,15 +108,19 @@ class Uploader:
             self._tell(1)
             return False
         failed, failed_stage = 0, Stage.MANIFEST
+        stopped: set[tuple[int, str] | None] = set()
         for file in sealed_files(self._root, only=self._only, begin=not self._begun):
             if self._done.get(file.name) == file.state:
                 continue
             if failed == _ENOUGH or file.stage > failed_stage:
                 break  # What may refer to a file that is not up waits for it.
+            if file.chain in stopped:
+                continue  # So does what follows it.
             try:
                 self._send(file)
             except Exception as error:  # noqa: BLE001 - the same
                 failed, failed_stage = failed + 1, file.stage
+                stopped.add(file.chain)
                 self._failed(file.name, error)
         if failed:
             self._tell(failed)
