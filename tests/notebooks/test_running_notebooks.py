@@ -82,6 +82,16 @@ def test_a_run_with_losses_alone_is_no_error(name: str, tmp_path: Path) -> None:
     execute(name, tmp_path, without=("torch",), LOOPSCOPE_RUN=str(path))
 
 
+def test_two_single_runs_are_compared_and_the_missing_spread_is_said(runs: Path, tmp_path: Path) -> None:
+    one, other = str(runs / "a-0"), str(runs / "b-0")
+    said = execute(
+        "comparing_two_runs", tmp_path, without=("torch",), LOOPSCOPE_RUN=one, LOOPSCOPE_OTHER=other
+    )
+    assert "A side has a single run" in said
+    # A kernel gives up where a picture cannot be drawn; here it is printed.
+    assert "Traceback" not in said
+
+
 def test_without_a_run_and_without_torch_it_says_so(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="Set LOOPSCOPE_RUN"):
         execute("first_look", tmp_path, without=("torch",))
