@@ -333,6 +333,14 @@ def test_the_description_names_the_routes(root):
     described = client(root).get("/api/openapi.json").json()
     served = {route.path for route in made.routes if route.path.startswith(("/api", "/metrics"))}
     assert set(described["paths"]) == served
+    # What a client that is made from the description would ask is answered.
+    (runs,) = described["paths"]["/api/compare/version"]["get"]["parameters"]
+    assert (runs["schema"]["type"], runs["schema"]["minItems"], runs["required"]) == ("array", 2, True)
+    asked = [("run", key) for key in keys(client(root)).values()]
+    assert client(root).get("/api/compare/version", params=asked).status_code == 200
+    for path, said in described["paths"].items():
+        inside = {p["name"] for p in said["get"]["parameters"] if p["in"] == "path"}
+        assert inside == {name for name in ("key", "table") if f"{{{name}}}" in path}
 
 
 def test_an_empty_folder_and_none(tmp_path):

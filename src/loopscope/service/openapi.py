@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from loopscope.report.page import MOST_RUNS
 from loopscope.service.rows import MOST_COLUMNS, MOST_ROWS
 
-_KEY = {
+_KEY: dict[str, Any] = {
     "name": "key", "in": "path", "required": True, "schema": {"type": "string", "pattern": "^[0-9a-f]{16}$"},
     "description": "key of a run, from /api/runs",
+}  # fmt: skip
+
+# An array in a query is its name once for each, unless said otherwise.
+_RUNS = {
+    "name": "run", "in": "query", "required": True,
+    "schema": {"type": "array", "items": _KEY["schema"], "minItems": 2, "maxItems": MOST_RUNS},
+    "description": "keys of the runs, once for each",
 }  # fmt: skip
 
 
@@ -37,7 +45,7 @@ def openapi(version: str) -> dict[str, Any]:
             ),
             "/api/compare/version": _get(
                 "A text that changes whenever a file of one of 2 to 8 runs does",
-                _query("run", "string", "key of a run; once for each"),
+                _RUNS,
             ),
             "/api/runs/{key}": _get("One run: state, last values, findings of the alert rules", _KEY),
             "/api/runs/{key}/version": _get(
