@@ -52,6 +52,13 @@ def test_few_documents_that_differ_by_noise_show_nothing_beyond_the_promise():
     assert shown <= 7  # 3 expected at most; more than 7 of 60 has a probability below 1% at 5%
 
 
+def test_one_odd_document_leaves_an_interval():
+    # A third of the resamples leave it out and do not vary at all: without a bound their statistic is infinite.
+    (found,) = intervals([[0.0]] * 7 + [[1.0]])
+    assert found.known
+    assert found.low < 0 < found.mean < found.high < 2
+
+
 def test_what_is_not_finite_is_not_known_and_spoils_no_other():
     values = np.random.default_rng(2).normal(size=(20, 3))
     clean = intervals(values[:, [0, 2]], shares=[False, False])
