@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from page_reader import Page
 from report_runs import Shape, generated_run
@@ -89,6 +90,32 @@ def test_nan_in_a_float_column_is_never_drawn(tmp_path):
     assert "80 values of the rows, in router.load_entropy_ratio." in page.text
     (check,) = [check for check in part.checks if check.title == "Every value is finite"]
     assert check.state == "critical"
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 0.0])
+def test_one_value_everywhere(tmp_path, value):
+    # What another writer might write: every page is made, and says what is wrong.
+    whole = generated_run(tmp_path / "whole", Shape(steps=80))
+    lengths = {
+        table: len(pq.ParquetDataset(whole / "tables" / table).read(["step"]))
+        for table in ("loss", "router", "residual", "transition", "probe_loss")
+    }
+    changes = {
+        table: {c.name: np.full(count, value) for c in TABLES[table].columns if c.type == "float64"}
+        for table, count in lengths.items()
+    }
+    page, part = report(generated_run(tmp_path / "run", Shape(steps=80, changes=changes)), tmp_path)
+    assert ("nonfinite" in [f.rule for f in part.findings.found]) == (not np.isfinite(value))
+    assert "NaN" not in page.scripts[0]
+    assert "Infinity" not in page.scripts[0]
+
+
+def test_the_first_gradients_after_none_are_no_spike(tmp_path):
+    norms = np.where(np.arange(80) < 60, 0.0, 1.0)
+    page, _ = report(
+        generated_run(tmp_path / "run", Shape(steps=80, changes={"loss": {"grad_norm": norms}})), tmp_path
+    )
+    assert "No spike" in page.text
 
 
 def test_a_schema_from_the_future(tmp_path):

@@ -68,8 +68,8 @@ def _spikes(look: Look, where: str) -> tuple[list[Mark], str]:
     found = look.rows(
         f"select step, grad_norm / before as times from (select step, grad_norm, median(grad_norm) over "
         f"(order by step rows between {_BEFORE} preceding and 1 preceding) as before, "
-        f"row_number() over (order by step) as n from loss where {where}) "
-        f"where n > 10 and grad_norm > {_SPIKE} * before order by times desc limit 50"
+        f"row_number() over (order by step) as n from loss where {where} and isfinite(grad_norm)) "
+        f"where n > 10 and before > 0 and grad_norm > {_SPIKE} * before order by times desc limit 50"
     )
     words = f"above {_SPIKE:g} times the median of the {_BEFORE} steps before"
     if not found:
