@@ -267,6 +267,20 @@ def test_files_that_go_away_under_a_reading_are_a_deleted_run_or_are_read_again(
     assert browser.get(f"/runs/{key}").status_code == 404
 
 
+def test_a_run_that_is_deleted_while_it_is_read_is_not_shown_as_an_empty_one(root, monkeypatch):
+    browser = client(root)
+    key, real = keys(browser)["first"], views.part_of
+
+    def half(run, *given):
+        shutil.rmtree(root / "one" / "tables", ignore_errors=True)
+        (root / "one" / "run.json").unlink()
+        return real(run, *given)
+
+    monkeypatch.setattr(views, "part_of", half)
+    answer = browser.get(f"/runs/{key}")
+    assert (answer.status_code, answer.text) == (404, "the run is no longer there\n")
+
+
 def test_a_run_whose_manifest_is_broken_is_listed_and_breaks_nothing(root):
     (root / "one" / "run.json").write_text("{")
     browser = client(root)

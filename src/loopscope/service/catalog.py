@@ -40,6 +40,10 @@ class Entry:
         """Live, finished or crashed, as of now."""
         return liveness(self.path)
 
+    def is_gone(self) -> bool:
+        """True once run.json is no more: the run is deleted, or about to be."""
+        return not (self.path / MANIFEST).exists()
+
     def version(self) -> str:
         """Changes whenever a file of the run does; "gone" where the folder is no more."""
         digest = hashlib.sha256()

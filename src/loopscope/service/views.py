@@ -128,12 +128,17 @@ def steady(entries: Sequence[Entry], read: Callable[[], T]) -> T:
     """
     for left in (2, 1, 0):
         try:
-            return read()
+            found = read()
         except (duckdb.Error, OSError):
-            if any(entry.version() == "gone" for entry in entries):
+            if any(entry.is_gone() for entry in entries):
                 raise StoreError("the run is no longer there") from None
             if not left:
                 raise
+        else:
+            # Half of a run that is being deleted can be read as well: as one that has hardly begun.
+            if any(entry.is_gone() for entry in entries):
+                raise StoreError("the run is no longer there")
+            return found
         time.sleep(0.05)  # Whoever deletes or seals is half-way.
     raise AssertionError
 
