@@ -146,7 +146,9 @@ class Look:
         notes = []
         for name in columns:
             if counts[name]:
-                why = ", ".join(reason.replace("absent:", "absent, ") for reason in self.reasons(table, name, only))
+                why = ", ".join(
+                    reason.replace("absent:", "absent, ") for reason in self.reasons(table, name, only)
+                )
                 notes.append(f"{name} is missing in {counts[name]:,} of {counts['n']:,} rows: {why}.")
         return tuple(notes)
 
