@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
@@ -24,3 +26,17 @@ settings.load_profile("ci" if os.environ.get("CI") else "everybody")
 # for what never comes.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+_WANDB_SERVICE = os.environ.get("WANDB_SERVICE")
+
+
+@pytest.fixture(autouse=True)
+def _no_service_left_behind() -> Iterator[None]:
+    """W&B puts the address of its helper process into the environment, and a test may end that process.
+
+    A notebook that the same worker starts afterwards would try to reach it.
+    """
+    yield
+    if _WANDB_SERVICE is None:
+        os.environ.pop("WANDB_SERVICE", None)
