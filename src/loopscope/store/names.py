@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,11 @@ class Segment:
         return f"{self.attempt:05d}-{self.writer}-{self.seq:05d}"
 
     @property
+    def chain(self) -> tuple[int, str]:
+        """Attempt and writer, whose segments are numbered from 1 without a gap."""
+        return self.attempt, self.writer
+
+    @property
     def journal(self) -> str:
         """The journal's file name."""
         return f"{self.stem}.wal"
@@ -47,6 +53,11 @@ class Segment:
     def part(self, crc: int) -> str:
         """The file name of a sealed part whose content has this CRC-32."""
         return f"part-{self.stem}-{crc:08x}.parquet"
+
+
+def newest_of(segments: Iterable[Segment]) -> dict[tuple[int, str], int]:
+    """Chain → its highest number."""
+    return {segment.chain: segment.seq for segment in sorted(segments)}
 
 
 def parse_journal(name: str) -> Segment | None:

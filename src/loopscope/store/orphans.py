@@ -27,8 +27,7 @@ class Orphans:
     """
 
     def __init__(self, folder: Path, newest: int, grace_s: float, announce: Callable[[str], None]) -> None:
-        found = {s: p.name for p in folder.glob("*.wal") if (s := parse_journal(p.name)) is not None}
-        self._waiting = {s: found[s] for s in sorted(found) if s.attempt < newest}
+        self._waiting = {s: name for s, name in journals_in(folder).items() if s.attempt < newest}
         self._folder = folder
         self._watch = HolderWatch(grace_s)
         self._announce = announce
@@ -44,6 +43,12 @@ class Orphans:
         for segment in list(self._waiting):
             if writer_ended(self._folder, segment, self._watch):
                 self._announce(self._waiting.pop(segment))
+
+
+def journals_in(folder: Path) -> dict[Segment, str]:
+    """The journals that are not sealed yet, in order, with their names."""
+    found = {s: p.name for p in folder.glob("*.wal") if (s := parse_journal(p.name)) is not None}
+    return {segment: found[segment] for segment in sorted(found)}
 
 
 def writer_ended(folder: Path, segment: Segment, watch: HolderWatch) -> bool | None:

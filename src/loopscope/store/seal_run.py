@@ -13,8 +13,8 @@ from loopscope.store.disk import LOCAL_DISK
 from loopscope.store.live_table import refresh_attempt_table
 from loopscope.store.locks import GRACE_S, HolderWatch
 from loopscope.store.manifest import read_manifest, write_manifest
-from loopscope.store.names import JOURNAL_DIR, MANIFEST, Segment, parse_journal
-from loopscope.store.orphans import sweep, writer_ended
+from loopscope.store.names import JOURNAL_DIR, MANIFEST, Segment, newest_of
+from loopscope.store.orphans import journals_in, sweep, writer_ended
 from loopscope.store.reader import RunReader
 from loopscope.store.seal import Sealed, seal_journal
 
@@ -93,14 +93,14 @@ def _is_owned(folder: Path) -> bool:
 
 def _journals(folder: Path) -> Iterator[tuple[Segment, bool]]:
     """The journals in order, and whether a living process writes each. Waits where that must be watched."""
-    waiting = sorted(s for p in folder.glob("*.wal") if (s := parse_journal(p.name)) is not None)
-    newest = {(s.attempt, s.writer): s.seq for s in waiting}
+    waiting = [*journals_in(folder)]
+    newest = newest_of(waiting)
     watch = HolderWatch(GRACE_S)
     while waiting:
         left: list[Segment] = []
         for segment in waiting:
             # Only a writer's newest journal can be open; older ones were left to be sealed.
-            old = segment.seq < newest[segment.attempt, segment.writer]
+            old = segment.seq < newest[segment.chain]
             ended = old or writer_ended(folder, segment, watch)
             if ended is None:
                 left.append(segment)

@@ -21,6 +21,7 @@ from loopscope.store.names import (
     MANIFEST,
     TABLES_DIR,
     Segment,
+    newest_of,
     parse_part,
 )
 
@@ -55,7 +56,7 @@ class SealedFile:
     def chain(self) -> tuple[int, str] | None:
         """Whose parts it belongs to: without an older one of them, a newer one leaves a gap. None for anything else."""
         segment = _segment(self.name) if self.stage is Stage.PART else None
-        return None if segment is None else (segment.attempt, segment.writer)
+        return None if segment is None else segment.chain
 
     def content(self) -> bytes:
         """What is to be copied. Raises OSError."""
@@ -93,12 +94,9 @@ def settled(first: Iterable[str], second: Iterable[str]) -> list[str]:
     A folder's listing is not of one moment: it may show a part and lack an older one. What came before a part that the
     first listing shows is all in the second one. Files that are not named as parts are kept, to be complained of.
     """
-    newest: dict[tuple[int, str], int] = {}
-    for segment in filter(None, map(_segment, first)):
-        writer = (segment.attempt, segment.writer)
-        newest[writer] = max(segment.seq, newest.get(writer, 0))
+    newest = newest_of(filter(None, map(_segment, first)))
     found = ((name, _segment(name)) for name in second)
-    return [n for n, s in found if s is None or s.seq <= newest.get((s.attempt, s.writer), 0)]
+    return [n for n, s in found if s is None or s.seq <= newest.get(s.chain, 0)]
 
 
 def _segment(name: str) -> Segment | None:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from loopscope.store.attempts import attempt_rows, live_ranges
 from loopscope.store.files import Problem, RunFiles, scan_files, segments_by_attempt
 from loopscope.store.manifest import Attempt
-from loopscope.store.names import ATTEMPT_PART, JOURNAL_DIR, MANIFEST, TABLES_DIR, Segment
+from loopscope.store.names import ATTEMPT_PART, JOURNAL_DIR, MANIFEST, TABLES_DIR, Segment, newest_of
 from loopscope.store.parts import rows_to_arrow
 from loopscope.store.reader import RunReader
 
@@ -103,11 +103,9 @@ def _segments(files: RunFiles) -> set[Segment]:
 
 
 def _gaps(there: set[Segment]) -> list[Segment]:
-    last: dict[tuple[int, str], int] = {}
-    for segment in there:
-        key = (segment.attempt, segment.writer)
-        last[key] = max(last.get(key, 0), segment.seq)
-    numbered = (Segment(*key, seq) for key, newest in sorted(last.items()) for seq in range(1, newest))
+    numbered = (
+        Segment(*chain, seq) for chain, newest in newest_of(there).items() for seq in range(1, newest)
+    )
     return [segment for segment in numbered if segment not in there]
 
 
