@@ -26,7 +26,7 @@ MIN_CHARS = 600
 LONG_CHARS = 20_000
 """From here on `loopscope corpus build` says that a probe reads a document's beginning alone."""
 FEW_DOCUMENTS = 5
-"""Below this a probe's rows and comparisons have no interval."""
+"""Below this a probe's rows and comparisons have no interval; what they say themselves, without importing torch."""
 
 
 def build_manifest(folder: Path, *, licence: str | Mapping[str, str], description: str) -> CorpusManifest:

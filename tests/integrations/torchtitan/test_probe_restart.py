@@ -1,32 +1,17 @@
 """After a restart the next deep probe is compared with the one before, or it is said that it cannot be."""
 
-from types import SimpleNamespace
-
 import pytest
-import torch
+from probe_stub import stub_probe
 
 from loopscope.integrations.torchtitan import probing
 
 
 @pytest.fixture
 def probe(monkeypatch):
-    events, asked = [], []
-    collector = SimpleNamespace(
-        writes=True,
-        record_event=lambda step, name, severity, **more: events.append((step, name, more["detail"])),
-    )
-    options = SimpleNamespace(probe_every=3, probe_deep_every=6)
-    trainer = SimpleNamespace(
-        device="cpu",
-        model=None,
-        train_context=None,
-        session=SimpleNamespace(collector=collector, config=SimpleNamespace(on_error="raise")),
-        config=SimpleNamespace(loopscope=options, training=SimpleNamespace(steps=20)),
-    )
-    monkeypatch.setattr(probing, "chosen_experts", lambda *_, **how: asked.append(how) or {"of": "now"})
-    corpus = SimpleNamespace(input_ids=torch.zeros(2, 4, dtype=torch.int64).numpy())
-    made = probing.TrainerProbe(trainer, corpus, 2)
-    return SimpleNamespace(made=made, options=options, events=events, asked=asked)
+    stub = stub_probe(steps=20, probe_every=3, probe_deep_every=6)
+    stub.asked = []
+    monkeypatch.setattr(probing, "chosen_experts", lambda *_, **how: stub.asked.append(how) or {"of": "now"})
+    return stub
 
 
 def test_a_step_with_a_deep_probe_is_looked_at_again(probe):
@@ -41,9 +26,9 @@ def test_a_step_without_one_is_said(probe, restored):
     probe.made.restart(restored)
     assert probe.made._before is None
     assert probe.asked == []
-    ((step, name, detail),) = probe.events
+    ((step, name, more),) = probe.events
     assert (step, name) == (restored + 1, "probe_skipped")
-    assert f"there was none at step {restored}" in detail
+    assert f"there was none at step {restored}" in more["detail"]
 
 
 def test_without_deep_probes_nothing_runs(probe):

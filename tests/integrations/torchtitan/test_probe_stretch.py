@@ -3,27 +3,17 @@
 from types import SimpleNamespace
 
 import pytest
-import torch
+from probe_stub import stub_probe
 
 from loopscope.integrations.torchtitan import probing
 
 
 @pytest.fixture
 def probe(monkeypatch):
-    events, ran = [], []
-    collector = SimpleNamespace(
-        writes=True, record_event=lambda step, name, severity, **more: events.append((step, name, more))
-    )
-    options = SimpleNamespace(probe_every=10, probe_deep_every=0)
-    trainer = SimpleNamespace(
-        device="cpu",
-        model=None,
-        train_context=None,
-        session=SimpleNamespace(collector=collector, config=SimpleNamespace(on_error="raise")),
-        config=SimpleNamespace(loopscope=options, training=SimpleNamespace(steps=95)),
-    )
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(probing.time, "perf_counter", lambda: clock.now)
+    clock, ran = SimpleNamespace(now=0.0), []
+    monkeypatch.setattr(
+        probing.time, "perf_counter", lambda: clock.now
+    )  # A probe looks at it when it is made.
 
     def run_probe_forward(*_, step, **__):
         ran.append(step)
@@ -31,9 +21,9 @@ def probe(monkeypatch):
         return {"probe/loss": 1.0}
 
     monkeypatch.setattr(probing, "run_probe_forward", run_probe_forward)
-    corpus = SimpleNamespace(input_ids=torch.zeros(2, 4, dtype=torch.int64).numpy())
-    made = probing.TrainerProbe(trainer, corpus, 2)
-    return SimpleNamespace(made=made, clock=clock, events=events, ran=ran, options=options)
+    stub = stub_probe(steps=95, probe_every=10, probe_deep_every=0)
+    stub.clock, stub.ran = clock, ran
+    return stub
 
 
 def test_the_period_is_stretched_and_said(probe):

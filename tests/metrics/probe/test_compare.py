@@ -143,3 +143,10 @@ def test_entropy_against_scipy():
     probs = np.random.default_rng(3).dirichlet([0.3] * 6, size=(4, 9))
     probs[0, 0] = [1, 0, 0, 0, 0, 0]
     assert entropy_by_document(probs) == pytest.approx(entropy(probs, axis=-1).mean(-1))
+
+
+def test_a_corpus_is_called_small_where_nothing_has_an_interval():
+    from loopscope.metrics.probe import compare, null_margin
+    from loopscope.probe.build import FEW_DOCUMENTS
+
+    assert FEW_DOCUMENTS == compare.MIN_DOCUMENTS == null_margin.MIN_DOCUMENTS
