@@ -114,8 +114,9 @@ def null_ratio(
     observed, null = float(observed_D.mean()), float(_median_mean(null_ND))
     # A router that starts at zero, or one whose experts all collapsed onto each other, has scores without spread.
     rho, rho_ref = observed / null if null else math.nan, float(reference)
+    rho_cal = rho / rho_ref if rho_ref else math.nan
     if len(observed_D) < MIN_DOCUMENTS:
-        return NullRatio(observed, null, rho, rho_ref, rho / rho_ref if rho_ref else math.nan, None, None)
+        return NullRatio(observed, null, rho, rho_ref, rho_cal, None, None)
     # Documents are drawn anew, observed and null alike; the reference is a property of E, k and the columns.
     draws = torch.randint(
         len(observed_D), (num_bootstraps, len(observed_D)), generator=generator, device=generator.device
@@ -123,7 +124,6 @@ def null_ratio(
     null_B = torch.stack([_median_mean(null_ND[:, draw]) for draw in draws])
     ratio = observed_D[draws].mean(1) / null_B / rho_ref
     low, high = torch.quantile(ratio, torch.tensor([0.025, 0.975], dtype=ratio.dtype, device=ratio.device))
-    rho_cal = rho / rho_ref if rho_ref else math.nan
     return NullRatio(observed, null, rho, rho_ref, rho_cal, float(low), float(high))
 
 
