@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,8 @@ LOOP_STEPS = 4
 _OPTIONS = StoreOptions(tick_s=3600.0, seal_in="thread", on_error="raise")
 
 ROUTER = TABLES["router"]
-ROUTER_V2 = TableSchema(
-    ROUTER.name, ROUTER.doc,
-    (*ROUTER.columns, Column("later", "float64", "came with the next version", since=ROUTER.version + 1)),
-    ROUTER.primary_key, version=ROUTER.version + 1,
-)  # fmt: skip
+_LATER = Column(name="later", formula="came with the next version", since=ROUTER.version + 1)
+ROUTER_V2 = replace(ROUTER, columns=(*ROUTER.columns, _LATER), version=ROUTER.version + 1)
 TABLES_V2: Mapping[str, TableSchema] = {**TABLES, "router": ROUTER_V2}
 
 

@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from deep_models import EXPERTS, TOP_K, Bare, Identity, LinearLoop, encoded
 
+from loopscope.catalog.tables.keys import RUN_KEYS
 from loopscope.errors import ConfigError, MetricInputError, ProbeError, TraceError
 from loopscope.metrics.probe import perturbation
 from loopscope.models.toy import ToyLoopMoE
 from loopscope.probe import deep_perturbation
 from loopscope.probe.deep import DeepSettings, chosen_experts, run_deep_probe
 from loopscope.store import TABLES
-from loopscope.store.tables.keys import RUN_KEYS
 from loopscope.trace import ACTIVE_TRACE_SINK
 
 SETTINGS = DeepSettings(shuffle_scope="batch", num_shuffles=3)

@@ -12,7 +12,7 @@ from report_runs import Shape, generated_run
 from loopscope import open_run
 from loopscope.cli import main
 from loopscope.report import write_report
-from loopscope.store import TABLES, Column, RunStore, TableSchema
+from loopscope.store import TABLES, Column, RunStore
 
 pytestmark = pytest.mark.usefixtures("no_bundle")
 
@@ -120,13 +120,8 @@ def test_the_first_gradients_after_none_are_no_spike(tmp_path):
 
 def test_a_schema_from_the_future(tmp_path):
     old = TABLES["loss"]
-    new = TableSchema(
-        "loss",
-        old.doc,
-        (*old.columns, Column("later", "float64", "new", since=2)),
-        old.primary_key,
-        version=2,
-    )
+    later = Column(name="later", formula="new", since=old.version + 1)
+    new = replace(old, columns=(*old.columns, later), version=old.version + 1)
     rows = [("loss", {"step": 1, "task_loss": 2.0, "later": 1.0})]
     run = rows_of(tmp_path / "run", rows, tables={**TABLES, "loss": new})
     page, part = report(run, tmp_path)

@@ -3,7 +3,6 @@
 import json
 import re
 from dataclasses import replace
-from importlib.resources import files
 
 import numpy as np
 import pyarrow as pa
@@ -13,10 +12,11 @@ from report_runs import Shape, generated_run
 
 from loopscope import open_run
 from loopscope.alerts import RULES, AlertSettings
+from loopscope.catalog.registry import METRICS
 from loopscope.errors import ConfigError, StoreError
 from loopscope.report import write_report
 from loopscope.report.checks import _KINDS
-from loopscope.report.definitions import definition
+from loopscope.report.definitions import definition, glossary
 from loopscope.report.part import _SECTION_OF
 from loopscope.store import TABLES
 
@@ -99,12 +99,17 @@ def test_every_axis_and_colour_bar_has_a_title(healthy, tmp_path):
                 assert encoding.get("title"), (chart.id, channel)
 
 
-def test_the_documentation_in_the_page_is_the_registrys():
-    # `loopscope metrics --json > src/loopscope/report/assets/metrics.json` brings it up to date.
-    from loopscope.cli.metrics import as_json
-
-    written_down = files("loopscope.report").joinpath("assets", "metrics.json").read_text(encoding="utf-8")
-    assert written_down == as_json() + "\n"
+def test_the_documentation_in_the_page_is_the_catalogues():
+    found = {
+        f"{d.table}.{d.name}": d for d in glossary([*METRICS, ("probe_router", "lb_loss"), ("loss", "step")])
+    }
+    for (table, name), column in METRICS.items():
+        assert (found[f"{table}.{name}"].formula, found[f"{table}.{name}"].null) == (
+            column.formula,
+            column.null_rule,
+        )
+    assert found["probe_router.lb_loss"].formula == METRICS["router", "lb_loss"].formula
+    assert found["loss.step"].formula
 
 
 @pytest.mark.usefixtures("no_bundle")

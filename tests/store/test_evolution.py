@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -16,8 +17,10 @@ from loopscope.store import TABLES, Column, RunReader, RunStore, TableSchema
 from loopscope.store.seal_run import seal_run
 
 OLD = TABLES["loss"]
-NEW = TableSchema(
-    "loss", OLD.doc, (*OLD.columns, Column("later", "float64", "new", since=2)), OLD.primary_key, version=2
+NEW = replace(
+    OLD,
+    columns=(*OLD.columns, Column(name="later", formula="new", since=OLD.version + 1)),
+    version=OLD.version + 1,
 )
 NEWER: Mapping[str, TableSchema] = {**TABLES, "loss": NEW}
 
@@ -63,7 +66,7 @@ def test_sealing_a_newer_journal_is_refused_rather_than_losing_columns(tmp_path:
     root = tmp_path / "run"
     write_attempt(root, range(1, 3), seal=False, tables=NEWER, later=1.0)
     report = seal_run(root)
-    assert "newer schemas {'loss': 2}" in report.failures[0]
+    assert f"newer schemas {{'loss': {NEW.version}}}" in report.failures[0]
     assert RunReader(root, tables=NEWER).read("loss")["later"].to_pylist() == [1.0, 1.0]
 
 
@@ -72,7 +75,9 @@ def test_every_file_says_what_it_is(both: Path) -> None:
     for path in both.glob("tables/*/*.parquet"):
         metadata = {k.decode(): v.decode() for k, v in pq.read_schema(path).metadata.items()}
         assert metadata["loopscope.table"] == path.parent.name
-        assert metadata["loopscope.schema_version"] in ("1", "2")
+        assert metadata["loopscope.schema_version"] in {str(t.version) for t in NEWER.values()} | {
+            str(OLD.version)
+        }
         assert metadata["loopscope.run_id"] == RunReader(both).manifest.run_id
         assert metadata["loopscope.loopscope_version"] == __version__
 

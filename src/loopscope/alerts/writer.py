@@ -15,7 +15,7 @@ from loopscope.alerts.notice import AlertNotice, NoticeSink
 from loopscope.alerts.past import Past, key_of, words_of
 from loopscope.alerts.settings import AlertSettings
 from loopscope.alerts.table import RULES, rules_at
-from loopscope.store.tables.keys import RUN_KEY_NAMES
+from loopscope.catalog.tables.keys import RUN_KEY_NAMES
 
 _log = logging.getLogger("loopscope.alerts")
 

@@ -75,6 +75,9 @@ _VERBS = {
         module="compact", attribute="Compact", help="Merge a run's parts into fewer, larger ones."
     ),
     "schemas": _Verb(module="schemas", attribute="Schemas", help="Print the tables and their columns."),
+    "generate": _Verb(
+        module="generate", attribute="Generate", help="Write the repository's generated files, or check them."
+    ),
     "corpus": _Verb(module="corpus", attribute="CorpusVerb", help="Build or verify a probe corpus."),
     "probe": _Verb(
         module="probe", attribute="Probe", help="Probe finished checkpoints; compare two of them."

@@ -1,51 +1,59 @@
-"""`loopscope metrics`: every metric with its formula, from the registry."""
+"""`loopscope metrics`: every metric with its formula, from the catalogue."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Annotated
 
+import tyro
 from rich.console import Console
 from rich.table import Table
 
-from loopscope.metrics.docs import EVERY
-from loopscope.metrics.metric import Table as TableName
+from loopscope.catalog.registry import METRICS, TABLES
+from loopscope.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metrics:
     """List every metric: column, type, formula, unit, how it merges, and when it is null."""
 
-    table: TableName | None = None
+    table: Annotated[str | None, tyro.conf.arg(metavar="TABLE")] = None
     """Only the metrics of this table."""
     json: bool = False
     """Print them as JSON, by table.column."""
 
     def run(self) -> int:
         """Print the list; always 0."""
+        tables = dict.fromkeys(table for table, _ in METRICS)
+        if self.table is not None and self.table not in tables:
+            raise ConfigError(
+                f"there is no table {self.table!r} of metrics; expected one of {', '.join(tables)}"
+            )
+        wanted = tables if self.table is None else {self.table: None}
         if self.json:
-            print(as_json(self.table))
+            print(_as_json(wanted))
             return 0
         console = Console()
-        for name in dict.fromkeys(owner for owner, _ in EVERY):
-            if self.table in (None, name):
-                console.print(_rendered(name))
+        for name in wanted:
+            console.print(_rendered(name))
         return 0
 
 
-def as_json(table: TableName | None = None) -> str:
+def _as_json(tables: dict[str, None]) -> str:
     """One object: "table.column" → its definition in words."""
-    entries = (
-        f"{json.dumps(f'{owner}.{metric.name}')}: " + json.dumps(
-            {
-                "formula": metric.formula, "unit": metric.unit, "merge": metric.merge, "null": metric.null_rule,
-                "source": metric.source,
-            },
-            ensure_ascii=False,
-        )
-        for (owner, _), metric in EVERY.items() if table in (None, owner)
-    )  # fmt: skip
-    return "{\n" + ",\n".join(entries) + "\n}"
+    found = {
+        f"{table}.{name}": {
+            "formula": c.formula,
+            "unit": c.unit,
+            "merge": c.merge,
+            "null": c.null_rule,
+            "source": c.source,
+        }
+        for (table, name), c in METRICS.items()
+        if table in tables
+    }
+    return json.dumps(found, ensure_ascii=False, indent=2)
 
 
 def _rendered(name: str) -> Table:
@@ -53,8 +61,7 @@ def _rendered(name: str) -> Table:
     rendered.add_column("column", no_wrap=True, style="cyan")
     for heading in ("type", "formula", "unit", "merges by", "null when"):
         rendered.add_column(heading, overflow="fold")
-    for (owner, _), metric in EVERY.items():
-        if owner == name:
-            cells = (metric.name, metric.kind, metric.formula, metric.unit, metric.merge, metric.null_rule)
-            rendered.add_row(*(cell.replace("[", "\\[") for cell in cells))
+    for column in TABLES[name].metrics.values():
+        cells = (column.name, column.type, column.formula, column.unit, column.merge, column.null_rule)
+        rendered.add_row(*(cell.replace("[", "\\[") for cell in cells))
     return rendered

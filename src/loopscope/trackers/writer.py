@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 from loopscope.alerts import AlertNotice
+from loopscope.catalog.tables.keys import RUN_KEY_NAMES
 from loopscope.collect import RowWriter
-from loopscope.store.tables.keys import RUN_KEY_NAMES
 from loopscope.trackers.assembly import StepAssembler
 from loopscope.trackers.guard import Event, GuardedTracker, Tell
 from loopscope.trackers.protocol import StepValues

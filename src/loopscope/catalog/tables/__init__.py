@@ -1,0 +1,1 @@
+"""The declarations of every table, one file each."""

@@ -1,0 +1,16 @@
+"""`probe_router`: the columns of `router` over a fixed probe corpus."""
+
+from __future__ import annotations
+
+from loopscope.catalog.table import TableSpec
+from loopscope.catalog.tables import router
+from loopscope.catalog.tables.keys import CORPUS_KEYS, VISIT_KEY
+
+TABLE = TableSpec(
+    name="probe_router",
+    doc="The router columns over a fixed probe corpus; one row per probe step and visit.",
+    primary_key=(*VISIT_KEY, "corpus_hash"),
+    version=3,
+    oldest=3,
+    columns=(*router.KEYS, *CORPUS_KEYS, *router.LOAD, *router.SCORES),
+)

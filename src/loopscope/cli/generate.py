@@ -1,0 +1,66 @@
+"""`loopscope generate`: every generated file of the repository, from the catalogue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from loopscope.catalog.docs import metrics_page
+from loopscope.cli.console import make_console
+from loopscope.errors import SchemaError
+from loopscope.store.documents import check_published, schema_documents
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generate:
+    """Write the files that derive from the catalogue: schemas/, docs/metrics.md."""
+
+    check: bool = False
+    """Write nothing; exit with 1 where a file differs from what would be written."""
+    folder: Path = Path()
+    """The repository."""
+
+    def run(self) -> int:
+        """Write or check; 1 where a file differs, or a published schema would change its columns."""
+        console = make_console()
+        faults = list(_missing_code())
+        for name, text in documents().items():
+            path = self.folder / name
+            there = path.read_text(encoding="utf-8") if path.exists() else None
+            if there == text:
+                continue
+            if there is not None and path.parent.name == "schemas":
+                try:
+                    check_published(path.name, there, text)
+                except SchemaError as error:
+                    faults.append(str(error))
+                    continue
+            if self.check:
+                faults.append(f"{name} differs from the catalogue: run `loopscope generate`")
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            console.print(f"written: {name}", markup=False)
+        for fault in faults:
+            console.print(fault, markup=False)
+        return 1 if faults else 0
+
+
+def documents() -> dict[str, str]:
+    """Path in the repository → what the file must hold."""
+    return {
+        **{f"schemas/{name}": text for name, text in schema_documents().items()},
+        "docs/metrics.md": metrics_page(),
+    }
+
+
+def _missing_code() -> Iterator[str]:
+    """Declared columns that nothing computes, and computations that nothing declares; needs torch."""
+    try:
+        import loopscope.metrics.registry  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+    except SchemaError as error:
+        yield str(error)
