@@ -12,7 +12,7 @@ from typing import Any
 # name → module, loaded on use: most of this package needs no torch.
 _PUBLIC = {
     "Adapter": "adapter",
-    "Capabilities": "capabilities",
+    "CapabilitySet": "capabilities",
     "Capture": "override",
     "CapturePlan": "spec",
     "CaptureSpec": "spec",

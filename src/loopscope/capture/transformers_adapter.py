@@ -13,7 +13,7 @@ from loopscope.capture.errors import CoverageError, PlanError
 from loopscope.capture.hooks import plain_modules
 from loopscope.capture.spec import CapturePlan, CaptureSpec
 from loopscope.capture.torch_base import TorchModelAdapter
-from loopscope.capture.transformers_families import FAMILIES, Family
+from loopscope.capture.transformers_families import FAMILIES, RouterFamily
 
 
 class TransformersAdapter(TorchModelAdapter):
@@ -139,7 +139,7 @@ def _residual(layer: nn.Module) -> str:
 
 
 def _routers(
-    modules: Mapping[str, nn.Module], layer: str, router_class: type[nn.Module], family: Family
+    modules: Mapping[str, nn.Module], layer: str, router_class: type[nn.Module], family: RouterFamily
 ) -> list[str]:
     prefix = f"{layer}.{family.within}." if family.within else f"{layer}."
     return [

@@ -11,7 +11,7 @@ from loopscope.trace import TraceMeta, VisitSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class VisitPosition:
     """Where a call stands in the unrolled network."""
 
     block: str
@@ -21,7 +21,7 @@ class Place:
     layer_idx: int
 
 
-def places(calls: Sequence[str], layers: dict[str, int]) -> list[Place]:
+def visit_positions(calls: Sequence[str], layers: dict[str, int]) -> list[VisitPosition]:
     """Coordinates of calls that are given by module name in execution order.
 
     A module that is called several times is part of the loop, once per pass; what is called once before the first
@@ -36,7 +36,9 @@ def places(calls: Sequence[str], layers: dict[str, int]) -> list[Place]:
     looped = {name for name, count in counts.items() if count > 1}
     if not looped:
         ranks = {name: index for index, name in enumerate(dict.fromkeys(calls))}
-        return [Place("loop", pos, 0, layers.get(name, ranks[name])) for pos, name in enumerate(calls)]
+        return [
+            VisitPosition("loop", pos, 0, layers.get(name, ranks[name])) for pos, name in enumerate(calls)
+        ]
     first = min(pos for pos, name in enumerate(calls) if name in looped)
     last = max(pos for pos, name in enumerate(calls) if name in looped)
     inside = list(dict.fromkeys(calls[first : last + 1]))
@@ -45,21 +47,21 @@ def places(calls: Sequence[str], layers: dict[str, int]) -> list[Place]:
     found = []
     for pos, name in enumerate(calls):
         if pos < first:
-            found.append(Place("head", pos, 0, 0))
+            found.append(VisitPosition("head", pos, 0, 0))
         elif pos > last:
-            found.append(Place("tail", pos, 0, 0))
+            found.append(VisitPosition("tail", pos, 0, 0))
         else:
-            found.append(Place("loop", pos, seen[name], stack[name]))
+            found.append(VisitPosition("loop", pos, seen[name], stack[name]))
             seen[name] += 1
     return found
 
 
-def meta_of(found: Iterable[Place], num_experts: int, top_k: int) -> TraceMeta:
+def meta_of(found: Iterable[VisitPosition], num_experts: int, top_k: int) -> TraceMeta:
     """The TraceMeta of one forward, from its own calls."""
-    loop = [place for place in found if place.block == "loop"]
+    loop = [position for position in found if position.block == "loop"]
     return TraceMeta(
-        num_stacks=1 + max((place.loop_step for place in loop), default=0),
-        num_layers_in_stack=1 + max((place.layer_idx for place in loop), default=0),
+        num_stacks=1 + max((position.loop_step for position in loop), default=0),
+        num_layers_in_stack=1 + max((position.layer_idx for position in loop), default=0),
         num_experts=num_experts,
         num_active=top_k,
     )
@@ -106,14 +108,14 @@ def expected_visits(plan: CapturePlan) -> tuple[VisitSpec, ...]:
     sizes = {name: size_of(plan, name) for name in plan.blocks()}
     return tuple(
         VisitSpec(
-            block=place.block,  # type: ignore[arg-type]  # one of the three by construction
-            unrolled_pos=place.unrolled_pos,
-            loop_step=place.loop_step,
-            layer_idx=place.layer_idx,
+            block=position.block,  # type: ignore[arg-type]  # one of the three by construction
+            unrolled_pos=position.unrolled_pos,
+            loop_step=position.loop_step,
+            layer_idx=position.layer_idx,
             num_experts=sizes[name][0],
             top_k=sizes[name][1],
         )
-        for name, place in zip(calls, places(calls, layer_numbers(plan)), strict=True)
+        for name, position in zip(calls, visit_positions(calls, layer_numbers(plan)), strict=True)
     )
 
 
@@ -123,4 +125,4 @@ def promised_meta(plan: CapturePlan) -> TraceMeta | None:
     if calls is None:
         return None
     sizes = max((size_of(plan, name) for name in plan.blocks()), default=(0, 0))
-    return meta_of(places(calls, layer_numbers(plan)), *sizes)
+    return meta_of(visit_positions(calls, layer_numbers(plan)), *sizes)

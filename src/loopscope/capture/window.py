@@ -13,7 +13,7 @@ from loopscope.capture.errors import CoverageError, ReconcileError
 from loopscope.capture.routing import RoutingSpec
 from loopscope.capture.source import Call, Source
 from loopscope.capture.spec import CapturePlan
-from loopscope.capture.visits import Place, layer_numbers, meta_of, places, size_of
+from loopscope.capture.visits import VisitPosition, layer_numbers, meta_of, size_of, visit_positions
 from loopscope.trace import TraceMeta, TracePoint
 
 if TYPE_CHECKING:
@@ -83,15 +83,15 @@ class Window:
         if boundary.is_block and residual is not None:
             self.visits.append(_Visit(boundary.block, residual, self.pending.pop(boundary.block, {})))
 
-    def places(self) -> list[Place]:
+    def positions(self) -> list[VisitPosition]:
         """Coordinates of the visits so far."""
-        return places(self.blocks(), layer_numbers(self.plan))
+        return visit_positions(self.blocks(), layer_numbers(self.plan))
 
     def meta(self) -> TraceMeta:
         """The TraceMeta of this forward."""
         sizes = [size_of(self.plan, visit.block) for visit in self.visits]
         experts, top_k = max(sizes, default=(0, 0))
-        return meta_of(self.places(), experts, top_k)
+        return meta_of(self.positions(), experts, top_k)
 
     def points(self, *, verify: bool = True) -> list[TracePoint]:
         """Every visit as a TracePoint, proven.
@@ -108,8 +108,8 @@ class Window:
         self._check_heard()
         checks: list[tuple[str, RoutingSpec, int, Tensor]] = []
         found = []
-        for visit, place in zip(self.visits, self.places(), strict=True):
-            found.append(self._point(visit, place, checks if verify else None))
+        for visit, position in zip(self.visits, self.positions(), strict=True):
+            found.append(self._point(visit, position, checks if verify else None))
         if checks:
             counts = torch.stack([counts for *_, counts in checks]).tolist()
             for (where, spec, tokens, _), wrong in zip(checks, counts, strict=True):
@@ -145,12 +145,12 @@ class Window:
                     f"{visit.block}: its router was not called in a visit, or its hook did not run."
                 )
 
-    def _point(self, visit: _Visit, place: Place, checks: list[Any] | None) -> TracePoint:
+    def _point(self, visit: _Visit, position: VisitPosition, checks: list[Any] | None) -> TracePoint:
         common: dict[str, Any] = {
-            "block": place.block,
-            "unrolled_pos": place.unrolled_pos,
-            "loop_step": place.loop_step,
-            "layer_idx": place.layer_idx,
+            "block": position.block,
+            "unrolled_pos": position.unrolled_pos,
+            "loop_step": position.loop_step,
+            "layer_idx": position.layer_idx,
         }
         residual = visit.residual
         if residual.ndim != 3:
@@ -166,7 +166,7 @@ class Window:
         spec = next(
             part.routing for part in self.plan.parts_of(visit.block).values() if part.routing is not None
         )
-        where = f"{visit.block} (unrolled_pos {place.unrolled_pos})"
+        where = f"{visit.block} (unrolled_pos {position.unrolled_pos})"
         raw = _flat(visit.router, residual, spec, where)
         if checks is not None:
             checks.append((where, spec, raw.logits.shape[0], proof.wrong_counts(raw, spec)))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from loopscope.errors import ConfigError, ProbeError, TraceError
 from loopscope.probe.deep_perturbation import Perturbations
 from loopscope.probe.deep_readout import Readouts
-from loopscope.probe.deep_routing import Chosen, Routing, Tables
+from loopscope.probe.deep_routing import Chosen, RoutingRecorder, Tables
 from loopscope.probe.deep_rows import margin_rows, saturation_rows, specialisation_rows
 from loopscope.probe.deep_spill import CleanVisits
 from loopscope.probe.encode import EncodedCorpus
@@ -127,7 +127,7 @@ class _Run:
     ) -> None:
         self.error: Exception | None = None
         self._model, self._settings, self._context, self._keep = model, settings, context, keep
-        self._routing = Routing()
+        self._routing = RoutingRecorder()
         self._readouts = Readouts()
         self._perturbations = Perturbations(settings.num_directions, settings.seed)
         self._clean = CleanVisits()

@@ -18,7 +18,7 @@ from loopscope.metrics.probe.perturbation import (
     geometric_rate,
 )
 from loopscope.probe.deep_routing import Row, visit_keys
-from loopscope.probe.deep_rows import settle
+from loopscope.probe.deep_rows import with_null_reasons
 from loopscope.probe.deep_spill import CleanVisits
 from loopscope.trace import TracePoint
 
@@ -160,7 +160,7 @@ class Perturbations:
                     "num_tokens": visit.tokens,
                     "epsilon": EPSILON,
                     "num_directions": len(self.injections),
-                    **settle(values),
+                    **with_null_reasons(values),
                 }
             )
         return rows

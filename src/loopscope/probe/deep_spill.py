@@ -23,7 +23,7 @@ class Stored(NamedTuple):
     device: torch.device
 
 
-class Spill:
+class SpillFile:
     """Tensors in a temporary file that nobody else sees; it is gone with this object, or with the process.
 
     The file is made with the first tensor, where Python's `tempfile` puts one (`TMPDIR`).
@@ -80,7 +80,7 @@ class CleanVisits:
     """Of a clean forward what readouts and disturbed forwards are held against: states and chosen experts."""
 
     def __init__(self) -> None:
-        self._spill = Spill()
+        self._spill = SpillFile()
         self._residual: dict[int, Stored] = {}
         self._idx: dict[int, Stored] = {}
 

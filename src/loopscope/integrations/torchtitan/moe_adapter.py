@@ -19,7 +19,7 @@ from torchtitan.models.common.moe import MoE, TokenChoiceTopKRouter
 from loopscope.capture.errors import CoverageError, PlanError
 from loopscope.capture.hooks import plain_modules
 from loopscope.capture.routing import RoutingSpec
-from loopscope.capture.runtime import Watch
+from loopscope.capture.runtime import ForwardObserver
 from loopscope.capture.spec import CapturePlan, CaptureSpec
 from loopscope.capture.torch_base import TorchModelAdapter
 from loopscope.capture.transformers_adapter import check_coverage
@@ -65,7 +65,7 @@ class TorchtitanAdapter(TorchModelAdapter):
         return CapturePlan(boundaries, declared_layers=declared)
 
 
-def observe(model: nn.Module) -> Watch:
+def observe(model: nn.Module) -> ForwardObserver:
     """Give a torchtitan MoE model the trace contract: it records its visits whenever the sink is armed.
 
     `expected_visits` and `trace_meta` become attributes of the model.
@@ -79,7 +79,7 @@ def observe(model: nn.Module) -> Watch:
     # Plain attributes, not submodules: nothing about the model's state or its names changes.
     model.expected_visits = lambda: visits  # type: ignore[assignment]
     model.trace_meta = lambda: meta  # type: ignore[assignment]
-    return Watch(adapter, wanted=lambda: False, deliver=lambda *_: None)
+    return ForwardObserver(adapter, wanted=lambda: False, deliver=lambda *_: None)
 
 
 def is_torchtitan_moe(model: nn.Module) -> bool:

@@ -101,7 +101,7 @@ class Legacy:
         return model if dtype is None else model.to(dtype)
 
 
-Source = Training | Legacy
+CheckpointSource = Training | Legacy
 """Where a checkpoint's model comes from."""
 
 

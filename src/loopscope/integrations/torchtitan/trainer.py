@@ -13,7 +13,7 @@ from torch import Tensor
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.trainer import Trainer
 
-from loopscope.capture.runtime import Watch
+from loopscope.capture.runtime import ForwardObserver
 from loopscope.collect import GroupReducer
 from loopscope.integrations.torchtitan.checks import check_config, check_model
 from loopscope.integrations.torchtitan.grad_norm import GradNorm, captured_grad_norm
@@ -62,12 +62,12 @@ class LoopscopeTrainer(Trainer):
         self._headline: dict[str, float] = {}
         self._tracing = False
         self._lr: float | None = None
-        self._watch: Watch | None = None
+        self._observer: ForwardObserver | None = None
         self.session = Loopscope(settings)
         super().__init__(config)
         self.model = self.model_parts[0]
         # torchtitan's own MoE models get the trace contract through hooks; ours have it.
-        self._watch = observe(self.model) if is_torchtitan_moe(self.model) else None
+        self._observer = observe(self.model) if is_torchtitan_moe(self.model) else None
         check_model(self.model)
         self._scale = self._aux_scale()
         self.session.open(
@@ -254,8 +254,8 @@ class LoopscopeTrainer(Trainer):
     def close(self) -> None:
         """Write and seal what is left of the rows, then close torchtitan's parts."""
         try:
-            if self._watch is not None:
-                self._watch.remove()
+            if self._observer is not None:
+                self._observer.remove()
             # First, since the last values and alerts still go to the W&B run that torchtitan ends.
             self.session.close()
         finally:
