@@ -353,9 +353,6 @@ class Loopscope:
         )
 
 
-Session = Loopscope
-
-
 def _alone(make: Callable[[], T], /) -> T:
     return make()
 
