@@ -13,7 +13,6 @@ from loopscope.capture.nearest import suggestion
 from loopscope.errors import ConfigError
 
 TASKS = ("pretrain", "sft", "probe")
-BACKENDS = ("torchtitan", "torch", "transformers", "mlx")
 ENTRY_POINTS = "loopscope.adapters"
 """Entry-point group of third parties; a name is "backend.task"."""
 
@@ -61,28 +60,18 @@ def adapters() -> Mapping[str, Adapters]:
     return MappingProxyType({backend: Adapters(backend, tasks) for backend, tasks in targets.items()})
 
 
-def adapters_for(backend: str) -> Adapters:
-    """The adapters of one backend.
-
-    Raises:
-        ConfigError: (a ValueError) an unknown backend; names those there are.
-    """
-    try:
-        return adapters()[backend]
-    except KeyError:
-        known = ", ".join(adapters())
-        raise ConfigError(
-            f"no backend {backend!r}; expected one of {known}.{suggestion(str(backend), adapters())}"
-        ) from None
-
-
 def resolve_targets(backend: str, task: str | None = None) -> Adapters:
     """The adapters of a backend, imported or not.
 
     Raises:
         ConfigError: (a ValueError) an unknown backend, or one that does not support `task`.
     """
-    found = adapters_for(backend)
+    found = adapters().get(backend)
+    if found is None:
+        known = ", ".join(adapters())
+        raise ConfigError(
+            f"no backend {backend!r}; expected one of {known}.{suggestion(str(backend), adapters())}"
+        )
     if task is not None and task not in found:
         full = [name for name, other in adapters().items() if all(known in other for known in TASKS)]
         raise ConfigError(
