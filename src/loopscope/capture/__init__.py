@@ -22,7 +22,7 @@ _PUBLIC = {
     "Requirement": "requirements",
     "RoutingSpec": "routing",
     "RunSettings": "settings",
-    "SupportEntry": "support",
+    "SupportEntry": "support_table",
     "check_config": "support",
     "dump_plan": "files",
     "load_overrides": "files",

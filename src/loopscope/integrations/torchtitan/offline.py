@@ -180,9 +180,7 @@ def _probe(
     if settings.deep is None:
         return None
     result = run_deep_probe(model, corpus, settings.deep, batch_size=batch_size, before=before)
-    collector.record_rows(step, result.tables)
-    for text in result.skipped:
-        collector.record_event(step, "probe_skipped", "warn", detail=text)
+    result.record(collector, step)
     return step, result.chosen
 
 

@@ -20,7 +20,7 @@ from loopscope.integrations.torchtitan.grad_norm import GradNorm, captured_grad_
 from loopscope.integrations.torchtitan.moe_adapter import is_torchtitan_moe, observe
 from loopscope.integrations.torchtitan.objective import AuxScale, StepLosses, device_loss
 from loopscope.integrations.torchtitan.options import LoopscopeOptions
-from loopscope.integrations.torchtitan.probing import TrainerProbe
+from loopscope.integrations.torchtitan.probing import TrainerProbe, corpus_of
 from loopscope.integrations.torchtitan.support import check_support
 from loopscope.integrations.torchtitan.trackers import FLAGS, share_loggers, tracker_names
 from loopscope.integrations.torchtitan.warm_up import compile_reductions
@@ -79,9 +79,19 @@ class LoopscopeTrainer(Trainer):
             meta=self.model.trace_meta(),
             configuration=config.to_dict(),
         )
-        self._probe = TrainerProbe.build(self) if settings.probe_every else None
-        if self._probe is not None:
-            self.session.use_corpus(self._probe.corpus)
+        self._probe: TrainerProbe | None = None
+        if settings.probe_every:
+            corpus = corpus_of(config, self.tokenizer)
+            self._probe = TrainerProbe(
+                self.session,
+                self.model,
+                corpus,
+                config.loopscope,
+                device=self.device,
+                last_step=config.training.steps,
+                context=self.train_context,
+            )
+            self.session.use_corpus(corpus)
         self.session.share_trackers(share_loggers(self.metrics_processor, settings, self._logger_failed))
         self._has_trackers = any(name in FLAGS for name in settings.trackers)
         self._log = self.metrics_processor.log
@@ -235,7 +245,10 @@ class LoopscopeTrainer(Trainer):
             self._probe.run(0)
 
     def _compile_reductions(self) -> None:
-        done = compile_reductions(self)
+        training = self.config.training
+        shape = (training.local_batch_size, training.seq_len)
+        tokens_BS = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        done = compile_reductions(self.model, tokens_BS, self.train_context)
         if done is not None and self.session.collector is not None:
             detail = f"{done.compiled} reductions compiled in {done.seconds:.1f} s, {len(done.failed)} failed"
             self.session.collector.record_event(self.step, "warm_up", "info", detail=detail)
