@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import loopscope
 from loopscope.alerts import NoticeSink
@@ -21,6 +21,7 @@ from loopscope.collect import (
 from loopscope.errors import CheckpointMismatchError, TraceError
 from loopscope.session.alerting import alerting_writer, with_alerts
 from loopscope.session.config import LoopscopeConfig
+from loopscope.session.protocols import Decide, Encoded, TracedModel
 from loopscope.session.schedule import is_probe_step, is_trace_step
 from loopscope.store import RunStore
 from loopscope.store.attempts import read_attempts
@@ -31,45 +32,6 @@ from loopscope.trackers import TrackerStart, TrackingWriter, start_trackers
 T = TypeVar("T")
 
 _REPORTED = ("torch", "torchtitan", "transformers", "numpy", "pyarrow")
-
-
-class Decide(Protocol):
-    """Runs a function on rank 0 and gives its result, or its exception, to every rank."""
-
-    def __call__(self, make: Callable[[], T], /) -> T:
-        """Collective: every rank calls it."""
-        ...
-
-
-class TracedModel(Protocol):
-    """A model that knows the trace contract."""
-
-    def expected_visits(self) -> tuple[VisitSpec, ...]:
-        """Every visit of one forward at the largest R."""
-        ...
-
-    def trace_meta(self) -> TraceMeta:
-        """R and L of the next forward, and how they were counted."""
-        ...
-
-
-class Encoded(Protocol):
-    """The parts of an encoded probe corpus that rows carry."""
-
-    @property
-    def name(self) -> str:
-        """Name of the corpus."""
-        ...
-
-    @property
-    def corpus_hash(self) -> str:
-        """Hash over its tokens."""
-        ...
-
-    @property
-    def strata(self) -> Mapping[str, Any]:
-        """Stratum kind → one stratum per document."""
-        ...
 
 
 class Loopscope:
