@@ -61,7 +61,7 @@ def test_balanced_has_as_many_documents_in_every_cell() -> None:
     assert len({document.text for document in corpus.documents}) == len(corpus.documents)
     assert all(900 <= len(document.text) < 1300 for document in corpus.documents)
     licences = {
-        (document.domain, document.name.startswith("prose/song")): document.licence
+        (document.domain, document.file.startswith("prose/song")): document.licence
         for document in corpus.documents
     }
     assert licences == {
@@ -91,7 +91,7 @@ def test_a_published_corpus_never_changes(name: str, text_hash: str) -> None:
 def test_text_hash_is_over_the_documents_hashes() -> None:
     corpus = load_corpus("core")
     lines = "".join(
-        f"{document.name} {hashlib.sha256(document.text.encode()).hexdigest()}\n"
+        f"{document.file} {hashlib.sha256(document.text.encode()).hexdigest()}\n"
         for document in corpus.documents
     )
     assert corpus.text_hash == hashlib.sha256(lines.encode()).hexdigest()
@@ -100,7 +100,7 @@ def test_text_hash_is_over_the_documents_hashes() -> None:
 def test_strata_are_plain_lists_in_document_order() -> None:
     corpus = load_corpus("core")
     strata = corpus.strata()
-    assert strata["domain"] == [document.name.split("/")[0] for document in corpus.documents]
+    assert strata["domain"] == [document.file.split("/")[0] for document in corpus.documents]
     assert strata["repetition"] == [bucket_of(document.repetition_rate) for document in corpus.documents]
 
 
