@@ -21,7 +21,7 @@ from loopscope.probe.deep_spill import CleanVisits
 from loopscope.probe.encode import EncodedCorpus
 from loopscope.trace import ACTIVE_TRACE_SINK, StreamingWindow, TracePoint
 from loopscope.trace.isolation import isolated_forward
-from loopscope.trace.probe import mark_probe_forward
+from loopscope.trace.probe import model_forward
 
 Scope = Literal["batch", "document"]
 
@@ -226,11 +226,8 @@ class _Run:
         window = StreamingWindow(see)
         ACTIVE_TRACE_SINK.arm(window)
         try:
-            with self._context():
+            with model_forward(self._context):
                 self._model(ids)
-        except Exception as error:
-            mark_probe_forward(error)
-            raise
         finally:
             ACTIVE_TRACE_SINK.disarm()
         return window.visits
@@ -247,12 +244,8 @@ class _Run:
             return
         for loop_step, position in enumerate(self._passes.last_positions()):
             state = self._state(position)
-            try:
-                with self._context():
-                    logits = self._read(state, readout=self._settings.readout)
-            except Exception as error:
-                mark_probe_forward(error)
-                raise
+            with model_forward(self._context):
+                logits = self._read(state, readout=self._settings.readout)
             self._own(partial(self._readouts.add, loop_step, logits, ids))
         self._own(self._readouts.end_documents)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -141,11 +141,8 @@ def _run_chunk(
             seen.stream.begin_forward()
         ACTIVE_TRACE_SINK.arm(seen.stream)
     try:
-        with context():
+        with model_forward(context):
             logits = logits_of(model(ids))
-    except Exception as error:
-        mark_probe_forward(error)
-        raise
     finally:
         window = ACTIVE_TRACE_SINK.disarm()
     if window is None or seen.error is not None:
@@ -169,13 +166,19 @@ def _width(window: TraceWindow) -> int | None:
     return next((point.residual.shape[-1] for point in window.values()), None)
 
 
-def mark_probe_forward(error: Exception) -> None:
-    """Note on `error` that it left the model's own forward, for `raised_in_probe_forward`."""
-    # An output that is no logits is found on every rank alike, after the collectives: no rank waits.
-    if isinstance(error, ProbeError):
-        return
-    error.add_note("raised in the model's own forward, during a loopscope probe")
-    setattr(error, _PHASE, True)
+@contextmanager
+def model_forward(context: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+    """Around a forward of the model during a probe, in the trainer's own `context`: what it raises is marked as its
+    own, for `raised_in_probe_forward`."""
+    try:
+        with context():
+            yield
+    except ProbeError:
+        raise  # An output that is no logits is found on every rank alike, after the collectives: no rank waits.
+    except Exception as error:
+        error.add_note("raised in the model's own forward, during a loopscope probe")
+        setattr(error, _PHASE, True)
+        raise
 
 
 def _hand_over(
