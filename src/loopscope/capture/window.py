@@ -13,8 +13,8 @@ from loopscope.capture.errors import CoverageError, ReconcileError
 from loopscope.capture.routing import RoutingSpec
 from loopscope.capture.source import Call, Source
 from loopscope.capture.spec import CapturePlan
-from loopscope.capture.visits import VisitPosition, layer_numbers, meta_of, size_of, visit_positions
-from loopscope.trace import TraceMeta, TracePoint
+from loopscope.capture.visits import meta_of, plan_visits
+from loopscope.trace import TraceMeta, TracePoint, VisitSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,8 +35,6 @@ class Boundary:
     block: str
     sources: Mapping[str, Source]
     is_block: bool
-    merge: bool
-    routing: RoutingSpec | None
 
 
 def boundaries_of(plan: CapturePlan) -> dict[str, Boundary]:
@@ -44,14 +42,7 @@ def boundaries_of(plan: CapturePlan) -> dict[str, Boundary]:
     found: dict[str, Boundary] = {}
     for block in plan.blocks():
         for name, spec in {**plan.parts_of(block), block: plan[block]}.items():
-            found[name] = Boundary(
-                name,
-                block,
-                spec.sources(f"plan[{name!r}]"),
-                name == block,
-                spec.merge != "none",
-                spec.routing,
-            )
+            found[name] = Boundary(name, block, spec.sources(f"plan[{name!r}]"), name == block)
     return found
 
 
@@ -83,15 +74,13 @@ class Window:
         if boundary.is_block and residual is not None:
             self.visits.append(_Visit(boundary.block, residual, self.pending.pop(boundary.block, {})))
 
-    def positions(self) -> list[VisitPosition]:
+    def specs(self) -> list[VisitSpec]:
         """Coordinates of the visits so far."""
-        return visit_positions(self.blocks(), layer_numbers(self.plan))
+        return plan_visits(self.plan, self.blocks())
 
     def meta(self) -> TraceMeta:
         """The TraceMeta of this forward."""
-        sizes = [size_of(self.plan, visit.block) for visit in self.visits]
-        experts, top_k = max(sizes, default=(0, 0))
-        return meta_of(self.positions(), experts, top_k)
+        return meta_of(self.specs())
 
     def points(self, *, verify: bool = True) -> list[TracePoint]:
         """Every visit as a TracePoint, proven.
@@ -108,8 +97,8 @@ class Window:
         self._check_heard()
         checks: list[tuple[str, RoutingSpec, int, Tensor]] = []
         found = []
-        for visit, position in zip(self.visits, self.positions(), strict=True):
-            found.append(self._point(visit, position, checks if verify else None))
+        for visit, at in zip(self.visits, self.specs(), strict=True):
+            found.append(self._point(visit, at, checks if verify else None))
         if checks:
             counts = torch.stack([counts for *_, counts in checks]).tolist()
             for (where, spec, tokens, _), wrong in zip(checks, counts, strict=True):
@@ -145,12 +134,12 @@ class Window:
                     f"{visit.block}: its router was not called in a visit, or its hook did not run."
                 )
 
-    def _point(self, visit: _Visit, position: VisitPosition, checks: list[Any] | None) -> TracePoint:
+    def _point(self, visit: _Visit, at: VisitSpec, checks: list[Any] | None) -> TracePoint:
         common: dict[str, Any] = {
-            "block": position.block,
-            "unrolled_pos": position.unrolled_pos,
-            "loop_step": position.loop_step,
-            "layer_idx": position.layer_idx,
+            "block": at.block,
+            "unrolled_pos": at.unrolled_pos,
+            "loop_step": at.loop_step,
+            "layer_idx": at.layer_idx,
         }
         residual = visit.residual
         if residual.ndim != 3:
@@ -166,7 +155,7 @@ class Window:
         spec = next(
             part.routing for part in self.plan.parts_of(visit.block).values() if part.routing is not None
         )
-        where = f"{visit.block} (unrolled_pos {position.unrolled_pos})"
+        where = f"{visit.block} (unrolled_pos {at.unrolled_pos})"
         raw = _flat(visit.router, residual, spec, where)
         if checks is not None:
             checks.append((where, spec, raw.logits.shape[0], proof.wrong_counts(raw, spec)))
@@ -178,7 +167,8 @@ def router_fields(
 ) -> dict[str, Any]:
     """The router fields of a TracePoint from one call's tensors: scores over all E summing to 1, weights
     renormalised, selection scores where a bias was added. [N, ...] becomes [B, S, ...]."""
-    scores = scores_for(raw, spec)
+    # The model's own scores where they were handed over, else from the logits.
+    scores = raw.probs if raw.probs is not None else proof.scores_of(raw.logits, spec)
     probs = (
         scores / scores.sum(dim=-1, keepdim=True).clamp_min(1e-20) if spec.score_func == "sigmoid" else scores
     )
@@ -197,11 +187,6 @@ def router_fields(
         "selection_scores": selection,
         "expert_bias": raw.bias,
     }
-
-
-def scores_for(raw: proof.Routing, spec: RoutingSpec) -> Tensor:
-    """[N, E]: the model's own scores where handed over, else from the logits."""
-    return raw.probs if raw.probs is not None else proof.scores_of(raw.logits, spec)
 
 
 def _flat(router: Mapping[str, Tensor], residual: Tensor, spec: RoutingSpec, where: str) -> proof.Routing:
