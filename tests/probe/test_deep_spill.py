@@ -70,9 +70,7 @@ def test_a_file_that_cannot_be_made(monkeypatch):
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
-    with pytest.raises(
-        ProbeError, match=r"cannot put 12 bytes aside in .* \(No space left on device\).*TMPDIR"
-    ):
+    with pytest.raises(ProbeError, match=r"cannot write 12 bytes to .* \(No space left on device\).*TMPDIR"):
         SpillFile().put(torch.zeros(3))
 
 

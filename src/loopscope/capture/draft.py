@@ -1,4 +1,4 @@
-"""A draft of the contract of a boundary that nobody derived, from its module's own signature."""
+"""A draft spec for a module without a derived boundary, from its forward signature."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class MlxAdapter(PlanAdapter):
         modules = self.modules()
         with ExitStack() as stack:
             for name, boundary in boundaries_of(self.plan).items():
-                stack.callback(hook(modules[name], _heard(window, boundary)))
+                stack.callback(hook(modules[name], _recording(window, boundary)))
             yield window
 
     def install(self, before: Callable[[], None], after: After) -> Callable[[], None]:
@@ -195,10 +195,10 @@ class MlxWindow(Window):
         return super().points(verify=verify)
 
 
-def _heard(window: Window, boundary: Boundary) -> Any:
+def _recording(window: Window, boundary: Boundary) -> Any:
     def around(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
         output = call()
-        window.heard(boundary, Call(module, args, kwargs, output))
+        window.record(boundary, Call(module, args, kwargs, output))
         return output
 
     return around

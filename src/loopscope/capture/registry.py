@@ -55,7 +55,7 @@ def adapters() -> Mapping[str, Adapters]:
     targets = {backend: dict(tasks) for backend, tasks in _BUILT_IN.items()}
     for point in entry_points(group=ENTRY_POINTS):
         backend, _, task = point.name.partition(".")
-        # What loopscope brings cannot be replaced from outside: the rows would claim what nobody reviewed.
+        # What loopscope brings cannot be replaced from outside: its rows are reviewed.
         targets.setdefault(backend, {}).setdefault(task, point.value)
     return MappingProxyType({backend: Adapters(backend, tasks) for backend, tasks in targets.items()})
 

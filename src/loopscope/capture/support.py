@@ -1,7 +1,7 @@
 """The support table: which settings a (task, backend) pair does not honour. Declared and reviewed, never inferred.
 
 Inference does not find such gaps: import reachability finds none, reading one module invents some, a dry run stops
-too early. A pair that nobody reviewed reports nothing rather than guessing.
+too early. A pair without a review reports nothing rather than guessing.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _LOG = logging.getLogger("loopscope")
 
 
 def gaps(task: str, backend: str) -> tuple[SupportEntry, ...]:
-    """Every declared gap of a pair; empty where nobody reviewed it."""
+    """Every declared gap of a pair; empty where it was not reviewed."""
     return SUPPORT.get((task, backend), ())
 
 
 def is_reviewed(task: str, backend: str) -> bool:
-    """True where somebody reviewed the pair; without a review nothing is claimed about it."""
+    """True where the pair was reviewed; without a review nothing is claimed about it."""
     return (task, backend) in SUPPORT
 
 

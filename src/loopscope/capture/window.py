@@ -48,14 +48,14 @@ def boundaries_of(plan: CapturePlan) -> dict[str, Boundary]:
 
 @dataclass(slots=True)
 class Window:
-    """Collects the calls of one forward. Hooks call `heard`; `points` ends it."""
+    """Collects the calls of one forward. Hooks call `record`; `points` ends it."""
 
     plan: CapturePlan
     visits: list[_Visit] = field(default_factory=list)
     pending: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
-    def heard(self, boundary: Boundary, call: Call) -> None:
+    def record(self, boundary: Boundary, call: Call) -> None:
         """Take a boundary's tensors from one call. Never raises inside a model's forward: a problem is kept as
         text and raised at the window's end."""
         try:
@@ -94,7 +94,7 @@ class Window:
         """
         if self.problems:
             raise ReconcileError("; ".join(self.problems))
-        self._check_heard()
+        self._check_calls()
         checks: list[tuple[str, RoutingSpec, int, Tensor]] = []
         found = []
         for visit, at in zip(self.visits, self.specs(), strict=True):
@@ -118,9 +118,9 @@ class Window:
         self.visits.clear()
         self.pending.clear()
 
-    def _check_heard(self) -> None:
-        heard = {visit.block for visit in self.visits}
-        silent = [name for name in self.plan.blocks() if name not in heard]
+    def _check_calls(self) -> None:
+        called = {visit.block for visit in self.visits}
+        silent = [name for name in self.plan.blocks() if name not in called]
         if silent:
             shown = ", ".join(silent[:8]) + (", ..." if len(silent) > 8 else "")
             raise CoverageError(

@@ -1,4 +1,4 @@
-"""Disturbed forwards beside a clean one → rows of probe_perturbation."""
+"""Perturbed forwards beside a clean one → rows of probe_perturbation."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Injection:
         """While the block runs, the first call of `entry` gets a disturbed first argument."""
         self._done = False
         # Before any other hook: FSDP's own would already have cast the input.
-        handle = entry.register_forward_pre_hook(self._disturb, prepend=True)
+        handle = entry.register_forward_pre_hook(self._perturb, prepend=True)
         try:
             yield
         finally:
             handle.remove()
 
-    def _disturb(self, module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+    def _perturb(self, module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         if self._done:
             return None
         self._done = True

@@ -56,7 +56,7 @@ def margin_rows(routing: RoutingRecorder, *, scope: str, num_shuffles: int, seed
         scores = visit.scores_DSE
         found: dict[str, NullRatio | None] = {}
         for quantity in _QUANTITIES:
-            # A generator for each number: one visit's result does not hang on which others were looked at.
+            # A generator for each number: a visit's result does not depend on which others were measured.
             generator = torch.Generator().manual_seed(seed)
             found[quantity] = null_ratio(
                 scores,

@@ -1,4 +1,4 @@
-"""Tensors that a deep probe puts aside in a temporary file, so that its memory does not grow with the loop's depth."""
+"""Tensors that a deep probe spills to a temporary file, so that its memory does not grow with the loop's depth."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from loopscope.trace import TracePoint
 
 
 class Stored(NamedTuple):
-    """Where a tensor lies in its file."""
+    """Location of a tensor in its file."""
 
     offset: int
     num_bytes: int
@@ -24,7 +24,7 @@ class Stored(NamedTuple):
 
 
 class SpillFile:
-    """Tensors in a temporary file that nobody else sees; it is gone with this object, or with the process.
+    """Tensors in an unnamed temporary file, removed with this object or with the process.
 
     The file is made with the first tensor, where Python's `tempfile` puts one (`TMPDIR`).
     """
@@ -50,7 +50,7 @@ class SpillFile:
             self._file.flush()
         except OSError as error:
             raise ProbeError(
-                f"the deep probe cannot put {raw.nbytes} bytes aside in {tempfile.gettempdir()} "
+                f"the deep probe cannot write {raw.nbytes} bytes to {tempfile.gettempdir()} "
                 f"({error.strerror or error}); expected room for a temporary file. Make some, or point TMPDIR to "
                 "another folder."
             ) from None
@@ -91,7 +91,7 @@ class CleanVisits:
         return len(self._residual)
 
     def add(self, point: TracePoint) -> None:
-        """Put a visit aside."""
+        """Spill a visit."""
         self._residual[point.unrolled_pos] = self._spill.put(point.residual)
         if point.topk_idx is not None:
             self._idx[point.unrolled_pos] = self._spill.put(point.topk_idx)

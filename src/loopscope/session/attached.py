@@ -1,4 +1,4 @@
-"""A model under observation: counts steps, hands traced forwards to the collector, lets go at the end."""
+"""An attached model: counts steps, hands traced forwards to the collector, removes its hooks at the end."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _REPORTED = ("torch", "torchtitan", "transformers", "numpy", "pyarrow")
 
 
 class Loopscope:
-    """One process's part in a run, in three moves: `open`, `begin_attempt`, `close`.
+    """One process's part in a run, in three calls: `open`, `begin_attempt`, `close`.
 
     `open` creates or finds the run directory. `begin_attempt` comes in the first training step, when it is known
     which checkpoint was loaded; from then on `collector` is there. In a plain single-process loop `start(model)`
@@ -112,7 +112,9 @@ class Loopscope:
         self._expected, self._reducer = tuple(expected_visits), reducer
 
         def create() -> str:
-            self._sinks = self.config.alerts.sinks()  # what cannot be told stops the run before it is there
+            self._sinks = (
+                self.config.alerts.sinks()
+            )  # a wrong destination stops the run before its folder exists
             if self.config.mirror and not self.config.resume:
                 refuse_mirror(self.config.mirror, self.config.out, None)
             self._store = self._create(meta, dict(configuration or {}))
@@ -201,7 +203,7 @@ class Loopscope:
                 store.mirror_to(self.config.mirror, only=writer.name)
         alerting = None
         if writes and self.config.alerts.enabled:
-            # The rules look at what is written: a health row and a line of the log where one is broken for long.
+            # The rules read the rows on their way to the store; an alert is a health row and a log line.
             writer = alerting = alerting_writer(
                 writer, store, self.config, sinks=self._sinks, context=context, parent_attempt=own_parent
             )

@@ -54,14 +54,14 @@ def run_probe_forward(
         model: ``model(input_ids)`` returns logits [B, S, V], or a tuple that starts with them. Wrap a model
             that needs more arguments.
         input_ids: integer token ids [B, S], on the model's device.
-        collector: hears ``on_probe_step(step, sink, meta, per_token_loss)`` once per probe. One that has a
+        collector: gets ``on_probe_step(step, sink, meta, per_token_loss)`` once per probe. One that has a
             method ``probe_window() -> StreamingWindow`` gets each visit as it happens, and the window, empty,
             as the sink: the memory of a probe then does not grow with the number of visits.
         step: the optimizer step whose parameters are probed (0: the initial ones).
         meta: default is the model's own ``trace_meta()``, asked after the forward.
         context: makes the context that each forward runs in, such as the trainer's own.
         batch_size: documents per forward; None runs all at once. With several forwards the points of a
-            visit are joined along B (copies, one visit after the other), so that the collector still hears
+            visit are joined along B (copies, one visit after the other), so that the collector still gets
             one point per visit: this bounds the activations of the forward, not the size of the trace.
 
     Returns:

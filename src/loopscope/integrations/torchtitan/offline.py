@@ -102,7 +102,7 @@ def probe_checkpoints(
         checkpoints: complete step-N folders of one run.
         out: folder of the run for the rows.
         settings: how.
-        progress: hears of every step that is done.
+        progress: called with every step that is done.
 
     Returns:
         The steps that were probed now.

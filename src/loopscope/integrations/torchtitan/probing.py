@@ -102,12 +102,12 @@ class TrainerProbe:
         detail = f"{now - start:.3f} s; all probes so far: {self._seconds:.3f} s of {elapsed_s:.3f} s"
         collector.record_event(step, "probe_cost", "info", value=share, detail=detail)
         # One exchange for both: what failed on any rank, and how long the period is from now on.
-        told = gather((failures, probe_stretch(self._seconds, elapsed_s)))
-        for rank, (texts, _) in enumerate(told):
+        by_rank = gather((failures, probe_stretch(self._seconds, elapsed_s)))
+        for rank, (texts, _) in enumerate(by_rank):
             for text in texts:
                 collector.record_event(step, "probe_failed", "critical", detail=f"rank {rank}: {text}")
         # Rank 0's clock decides, since every rank must probe at the same steps.
-        self._adapt(step, told[0][1])
+        self._adapt(step, by_rank[0][1])
         if step == last_step < options.probe_every:
             detail = (
                 f"no probe between: probe_every is {options.probe_every}, the training has {last_step} steps"
@@ -118,7 +118,7 @@ class TrainerProbe:
         return found
 
     def restart(self, restored: int) -> None:
-        """After a restart from the checkpoint of step `restored`: what the deep probe there chose, once more.
+        """After a restart from the checkpoint of step `restored`: run its deep probe's routing again.
 
         The next deep probe then has its saturation, as if the training had gone through. Where none ran at that step,
         the parameters of the one before are gone, which is said. Collective.
@@ -130,9 +130,9 @@ class TrainerProbe:
             detail = f"saturation of the next deep probe: there was none at step {restored}, where training goes on"
             self._collector().record_event(restored + 1, "probe_skipped", "info", detail=detail)
             return
-        self._guarded([], lambda: self._choose_again(restored))
+        self._guarded([], lambda: self._restore_chosen(restored))
 
-    def _choose_again(self, restored: int) -> dict[str, float]:
+    def _restore_chosen(self, restored: int) -> dict[str, float]:
         chosen = chosen_experts(self._model, self.corpus, keep=self._collector().writes, **self._forward)
         self._before = (restored, chosen)
         return {}
