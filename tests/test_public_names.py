@@ -36,6 +36,23 @@ PUBLIC = {
     "watch_trace",
 }
 
+# Questions to a run.
+ANALYSIS = {
+    "Run",
+    "Runs",
+    "compare_probes",
+    "differences",
+    "expert_deaths",
+    "findings",
+    "layer_load",
+    "open_run",
+    "open_runs",
+    "require_same_corpus",
+    "scope_of",
+    "settings_between",
+    "window_of",
+}
+
 # Not public any more, and still found: scripts that are already written use them.
 ALIASES = {"findings": "loopscope.analysis"}
 
@@ -43,6 +60,7 @@ ALIASES = {"findings": "loopscope.analysis"}
 def test_the_list_is_the_reviewed_one() -> None:
     assert set(loopscope.__all__) == PUBLIC
     assert set(dir(loopscope)) == PUBLIC
+    assert set(import_module("loopscope.analysis").__all__) == ANALYSIS
 
 
 @pytest.mark.parametrize("name", sorted(PUBLIC))
