@@ -11,7 +11,7 @@ from store_runs import QUIET, loss, visit
 
 from loopscope.errors import SchemaError
 from loopscope.store import RunReader, RunStore, StoreOptions
-from loopscope.store.verify import verify_run
+from loopscope.store.read.verify import verify_run
 
 
 @pytest.fixture
