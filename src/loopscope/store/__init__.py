@@ -6,6 +6,7 @@ from loopscope.store.mirror.remote import Remote
 from loopscope.store.options import StoreOptions
 from loopscope.store.read.files import Problem
 from loopscope.store.read.reader import RunReader, read_table
+from loopscope.store.row_writer import RowWriter
 from loopscope.store.schema import Column, TableSchema
 from loopscope.store.tables import TABLES
 from loopscope.store.write.journal_writer import JournalWriter
@@ -20,6 +21,7 @@ __all__ = [
     "Manifest",
     "Problem",
     "Remote",
+    "RowWriter",
     "RunReader",
     "RunStore",
     "StoreOptions",
