@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from loopscope.errors import StoreError
+from loopscope.store.checksum import decode_document, encode_document
 from loopscope.store.disk import Disk, create_file
 from loopscope.store.manifest import Attempt
 from loopscope.store.names import ATTEMPTS_DIR
@@ -73,7 +73,7 @@ def create_attempt(disk: Disk, root: Path, wanted: Attempt) -> Attempt:
         number += 1
         attempt = msgspec.structs.replace(wanted, attempt=number)
         try:
-            create_file(disk, folder / f"{number:05d}.json", _encode(attempt))
+            create_file(disk, folder / f"{number:05d}.json", encode_document(attempt))
         except FileExistsError:
             continue
         return attempt
@@ -86,7 +86,7 @@ def read_attempts(root: Path) -> tuple[list[Attempt], list[str]]:
     faults: list[str] = []
     for number, name in sorted(_numbers(folder).items()):
         try:
-            attempt = _decode((folder / name).read_bytes())
+            attempt = decode_document((folder / name).read_bytes(), Attempt)
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
@@ -132,25 +132,6 @@ def attempt_rows(
         }
         rows.append(row)
     return rows
-
-
-class _Checked(msgspec.Struct):
-    # A flipped digit of first_step would silently change which rows are live.
-    crc32: str
-    attempt: msgspec.Raw
-
-
-def _encode(attempt: Attempt) -> bytes:
-    text = msgspec.json.encode(attempt)
-    return msgspec.json.encode(_Checked(f"{zlib.crc32(text):08x}", msgspec.Raw(text))) + b"\n"
-
-
-def _decode(data: bytes) -> Attempt:
-    checked = msgspec.json.decode(data, type=_Checked)
-    found = f"{zlib.crc32(bytes(checked.attempt)):08x}"
-    if found != checked.crc32:
-        raise ValueError(f"its content has CRC-32 {found}, it says {checked.crc32}")
-    return msgspec.json.decode(checked.attempt, type=Attempt)
 
 
 def _numbers(folder: Path) -> dict[int, str]:

@@ -23,7 +23,7 @@ from loopscope.store.names import (
     newest_of,
     parse_part,
 )
-from loopscope.store.seal.attempt_table import empty_attempt_table
+from loopscope.store.seal.attempt_table import attempt_table
 
 
 class Stage(IntEnum):
@@ -110,7 +110,7 @@ def _parts(root: Path, writer: str) -> Iterator[SealedFile]:
 
 def _beginning(root: Path, manifest: SealedFile, live: SealedFile) -> Iterator[SealedFile]:
     try:
-        data = empty_attempt_table(root)
+        data = bytes(attempt_table(root))
     except (OSError, StoreError):
         return  # The run is being deleted, or run.json is damaged.
     yield replace(live, stage=Stage.BEGIN, state=(0, 0), data=data)

@@ -1,4 +1,4 @@
-"""What lies in a run directory, and what of it can be believed."""
+"""The files of a run directory: journals, ledgers, parts, and what does not belong there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loopscope.store.journal.decode import read_journal
+from loopscope.store.checksum import decode_document
+from loopscope.store.journal.file import read_journal
 from loopscope.store.names import (
     ATTEMPT_PART,
     JOURNAL_DIR,
@@ -18,7 +19,8 @@ from loopscope.store.names import (
     parse_ledger,
     parse_part,
 )
-from loopscope.store.parts.ledger import Ledger, read_ledger
+from loopscope.store.parts.ledger import Ledger
+from loopscope.store.schema import TableSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,11 @@ class SealedPart:
     table: str
     segment: Segment
     crc: int
+
+    @property
+    def where(self) -> str:
+        """The file, relative to the run."""
+        return f"{TABLES_DIR}/{self.table}/{self.path.name}"
 
 
 @dataclass
@@ -99,9 +106,9 @@ def _scan_journals(files: RunFiles) -> None:
         sealed = parse_ledger(name)
         if sealed is not None and not path.is_symlink():
             try:
-                files.ledgers[sealed] = read_ledger(path)
+                files.ledgers[sealed] = decode_document(path.read_bytes(), Ledger)
             except (OSError, ValueError) as error:
-                text = f"cannot be believed ({error}); a part of it that vanished would not be missed"
+                text = f"cannot be read ({error}); a part of it that vanished would not be missed"
                 files.problems.append(Problem("journal", f"{JOURNAL_DIR}/{name}", text, 0))
         segment = parse_journal(name)
         if segment is None:
@@ -157,13 +164,12 @@ def _names(folder: Path) -> list[str]:
         return []
 
 
-def segments_by_attempt(parts: Mapping[str, list[SealedPart]]) -> dict[int, set[str]]:
-    """Attempt → tables that have a part of it."""
-    found: dict[int, set[str]] = {}
-    for table, table_parts in parts.items():
-        for part in table_parts:
-            found.setdefault(part.segment.attempt, set()).add(table)
-    return found
+def attempts_with_progress(
+    parts: Mapping[str, list[SealedPart]], tables: Mapping[str, TableSchema]
+) -> set[int]:
+    """Attempts that have a part of a table whose rows show that training went on."""
+    progress = [found for name, found in parts.items() if name in tables and tables[name].progress]
+    return {part.segment.attempt for found in progress for part in found}
 
 
 def last_seq(root: Path, attempt: int, writer: str) -> int:

@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 from loopscope.store.attempts import attempt_rows, live_ranges
 from loopscope.store.manifest import Attempt
 from loopscope.store.names import ATTEMPT_PART, JOURNAL_DIR, MANIFEST, TABLES_DIR, Segment, newest_of
-from loopscope.store.parts.parquet import rows_to_arrow
-from loopscope.store.read.files import Problem, RunFiles, scan_files, segments_by_attempt
+from loopscope.store.read.files import Problem, RunFiles, attempts_with_progress, scan_files
 from loopscope.store.read.reader import RunReader
 
 ATTEMPT_TABLE = f"{TABLES_DIR}/attempt/{ATTEMPT_PART}"
@@ -130,8 +129,7 @@ def _judge_attempt_table(reader: RunReader, got: list[dict[str, Any]] | Exceptio
     """
     if isinstance(got, Exception):
         return True, f"cannot be read ({got}); `loopscope seal` writes it anew"
-    progress = {name for name, schema in reader.schemas.items() if schema.progress}
-    sealed = {n for n, tables in segments_by_attempt(reader.files.parts).items() if tables & progress}
+    sealed = attempts_with_progress(reader.files.parts, reader.schemas)
     if got is None:
         there = bool(reader.files.parts)
         return there, "is missing; `loopscope seal` writes it anew" if there else ""
@@ -150,5 +148,7 @@ def _derived(reader: RunReader, attempts: Sequence[Attempt], newest: int | None)
     """What the table says once `attempts` were claimed and `newest` is the last with sealed rows."""
     ranges = live_ranges(attempts, set() if newest is None else {newest})
     rows = attempt_rows(reader.manifest.run_id, attempts, ranges)
-    derived: list[dict[str, Any]] = rows_to_arrow(reader.schema("attempt"), rows, {}).to_pylist()
+    derived: list[dict[str, Any]] = pa.Table.from_pylist(
+        rows, schema=reader.schema("attempt").arrow
+    ).to_pylist()
     return derived

@@ -16,16 +16,15 @@ import msgspec
 from loopscope import __version__
 from loopscope.errors import ConfigError, StoreError
 from loopscope.store.attempts import create_attempt, merge_attempts, read_attempts
-from loopscope.store.disk import LOCAL_DISK, Disk
+from loopscope.store.disk import LOCAL_DISK, Disk, writing_into
 from loopscope.store.ids import this_process, uuid7
-from loopscope.store.journal.decode import JournalHeader
+from loopscope.store.journal.header import JournalHeader
 from loopscope.store.locks import Lock, take_lock
-from loopscope.store.manifest import LAYOUT, Attempt, Manifest, read_manifest, write_manifest
+from loopscope.store.manifest import LAYOUT, Attempt, Manifest, read_manifest, refuse_existing, write_manifest
 from loopscope.store.mirror.address import find_mirror, refuse_mirror
 from loopscope.store.mirror.remote import Remote
 from loopscope.store.mirror.uploader import Uploader
 from loopscope.store.names import ATTEMPTS_DIR, JOURNAL_DIR, TABLES_DIR, check_writer
-from loopscope.store.opening import refuse_existing, unwritable
 from loopscope.store.options import StoreOptions
 from loopscope.store.read.files import last_seq
 from loopscope.store.schema import TableSchema
@@ -160,20 +159,16 @@ class RunStore:
             parent_step=parent_step,
             schemas={name: schema.version for name, schema in tables.items()},
         )
-        lock = None
-        try:
-            for folder in (JOURNAL_DIR, ATTEMPTS_DIR, TABLES_DIR):
-                disk.mkdir(root / folder)
+        with writing_into(root):
+            _make_folders(disk, root)
             lock = take_lock(disk, root / JOURNAL_DIR, "owner", manifest.run_id, grace_s=options.grace_s)
-            # Whoever holds the lock decides; another process may have made the run while we waited.
-            refuse_existing(root)
-            write_manifest(disk, root, manifest)
-        except OSError as error:
-            if lock is not None:
+            try:
+                # Whoever holds the lock decides; another process may have made the run while we waited.
+                refuse_existing(root)
+                write_manifest(disk, root, manifest)
+            except BaseException:
                 lock.release()  # The next try, once there is space, must not meet our own lock.
-            if isinstance(error, StoreError):
                 raise
-            raise unwritable(root, error) from None
         store = cls(root, manifest, options, disk, tables)
         store._own(lock)
         return store
@@ -201,11 +196,8 @@ class RunStore:
                 f"{root} has layout {manifest.format}, this loopscope {__version__} writes layout {LAYOUT}. Use the "
                 f"version that made it ({manifest.loopscope_version}) or a later one."
             )
-        try:
-            for folder in (JOURNAL_DIR, ATTEMPTS_DIR, TABLES_DIR):
-                disk.mkdir(root / folder)
-        except OSError as error:
-            raise unwritable(root, error) from None
+        with writing_into(root):
+            _make_folders(disk, root)
         return cls(root, manifest, options or StoreOptions(), disk, tables)
 
     def update_manifest(self, **changes: Any) -> None:
@@ -254,7 +246,7 @@ class RunStore:
             torch_version=torch_version or self.manifest.versions.get("torch"),
             python_version=platform.python_version(),
         )
-        try:
+        with writing_into(self.path):
             if self._owner is None:
                 grace = self.options.grace_s
                 self._own(take_lock(self._disk, self.path / JOURNAL_DIR, "owner", self.run_id, grace_s=grace))
@@ -262,10 +254,6 @@ class RunStore:
             attempts, _ = read_attempts(self.path)
             self.update_manifest(attempts=merge_attempts(attempts, self.manifest.attempts))
             refresh_attempt_table(self.path, disk=self._disk)
-        except OSError as error:
-            if isinstance(error, StoreError):
-                raise
-            raise unwritable(self.path, error) from None
         folder = self.path / JOURNAL_DIR
         abandoned = AbandonedWriters(folder, attempt.attempt, self.options.grace_s, self._background.announce)
         abandoned()
@@ -311,12 +299,8 @@ class RunStore:
         )
         folder = self.path / JOURNAL_DIR
         name = f"{record.attempt:05d}-{writer}"
-        try:
+        with writing_into(self.path):
             lock = take_lock(self._disk, folder, name, self.run_id, grace_s=self.options.grace_s)
-        except OSError as error:
-            if isinstance(error, StoreError):
-                raise
-            raise unwritable(self.path, error) from None
         rows = JournalWriter(
             root=self.path,
             header=header,
@@ -391,3 +375,8 @@ class RunStore:
         self._background.remove(writer.tick)
         if writer in self._writers:
             self._writers.remove(writer)
+
+
+def _make_folders(disk: Disk, root: Path) -> None:
+    for folder in (JOURNAL_DIR, ATTEMPTS_DIR, TABLES_DIR):
+        disk.mkdir(root / folder)
