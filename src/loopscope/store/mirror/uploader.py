@@ -110,12 +110,10 @@ class Uploader:
         failed, failed_stage = 0, Stage.MANIFEST
         stopped: set[tuple[int, str] | None] = set()
         for file in sealed_files(self._root, only=self._only, begin=not self._begun):
-            if self._done.get(file.name) == file.state:
-                continue
+            if self._done.get(file.name) == file.state or file.chain in stopped:
+                continue  # What follows a file that is not up waits for it.
             if failed == _ENOUGH or file.stage > failed_stage:
-                break  # What may refer to a file that is not up waits for it.
-            if file.chain in stopped:
-                continue  # So does what follows it.
+                break  # So does what may refer to it.
             try:
                 self._send(file)
             except Exception as error:  # noqa: BLE001 - the same

@@ -53,11 +53,7 @@ def journals_in(folder: Path) -> dict[Segment, str]:
 
 def writer_ended(folder: Path, segment: Segment, watch: HolderWatch) -> bool | None:
     """True: nobody writes the segment's journal any more; False: somebody does; None: that cannot be told yet."""
-    locks = folder.glob(f"{segment.attempt:05d}-{segment.writer}.*.lock")
-    answers = [watch.ended(path) for path in locks]
-    if False in answers:
-        return False
-    return None if None in answers else True
+    return watch.all_ended(folder, f"{segment.attempt:05d}-{segment.writer}.*.lock")
 
 
 def sweep(folder: Path) -> None:

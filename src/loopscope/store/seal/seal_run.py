@@ -31,13 +31,13 @@ class SealReport:
     failures: list[str] = field(default_factory=list)
     """Journals that could not be sealed, with the reason; they are still there."""
     restored: str | None = None
-    """Why run.json was put together anew from the rows; None where nothing was wrong with it."""
+    """Why run.json was rebuilt from the rows; None where nothing was wrong with it."""
 
 
 def seal_run(root: Path) -> SealReport:
     """Seal every journal that nobody writes, and write the table of attempts anew.
 
-    A run.json that is missing or damaged is put together from the rows first, so that the run can be resumed; the
+    A run.json that is missing or damaged is rebuilt from the rows first, so that the run can be resumed; the
     damaged one is kept as run.json.damaged. A writer on another machine cannot be seen: its lock is watched for some
     seconds, and counts as that of a dead process where nobody touches it.
 
@@ -72,7 +72,7 @@ def _restore_manifest(root: Path, report: SealReport) -> bool:
         read_manifest(root)
     except StoreError as error:
         rebuilt = RunReader(root).manifest  # NotARunError where there is nothing to rebuild it from.
-        if _is_owned(root / JOURNAL_DIR):
+        if not HolderWatch(GRACE_S).wait(root / JOURNAL_DIR, "owner.*.lock"):
             report.failures.append(
                 f"{MANIFEST}: {error}. A living process owns the run; seal it once that has ended"
             )
@@ -84,28 +84,18 @@ def _restore_manifest(root: Path, report: SealReport) -> bool:
     return True
 
 
-def _is_owned(folder: Path) -> bool:
-    watch = HolderWatch(GRACE_S)
-    while None in (answers := [watch.ended(path) for path in folder.glob("owner.*.lock")]):
-        time.sleep(_LOOK_S)
-    return False in answers
-
-
 def _journals(folder: Path) -> Iterator[tuple[Segment, bool]]:
     """The journals in order, and whether a living process writes each. Waits where that must be watched."""
-    waiting = [*journals_in(folder)]
+    waiting = list(journals_in(folder))
     newest = newest_of(waiting)
     watch = HolderWatch(GRACE_S)
     while waiting:
-        left: list[Segment] = []
-        for segment in waiting:
+        for segment in list(waiting):
             # Only a writer's newest journal can be open; older ones were left to be sealed.
             old = segment.seq < newest[segment.chain]
             ended = old or writer_ended(folder, segment, watch)
-            if ended is None:
-                left.append(segment)
-            else:
+            if ended is not None:
+                waiting.remove(segment)
                 yield segment, not ended
-        waiting = left
         if waiting:
             time.sleep(_LOOK_S)

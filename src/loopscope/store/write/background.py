@@ -37,7 +37,7 @@ class BackgroundThread:
         self._seal_mutex = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self.on_sealed: Chore = _nothing
+        self.on_sealed: Chore = lambda: None
         """Called after something was sealed."""
         self.seal_failures = 0
         """Sealings that failed and are tried again."""
@@ -64,8 +64,7 @@ class BackgroundThread:
 
     def take_waiting(self, prefix: str) -> list[str]:
         """Journals that were announced, start with `prefix`, and are not being sealed. Ends a running sealer."""
-        with self._seal_mutex:
-            self._end_process()
+        self._end_process()
         with self._mutex:
             mine = [n for n in self._waiting if n.startswith(prefix)]
             self._waiting = [n for n in self._waiting if not n.startswith(prefix)]
@@ -77,20 +76,19 @@ class BackgroundThread:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout=30)
-        with self._seal_mutex:
-            self._end_process()
+        self._end_process()
 
     def _end_process(self) -> None:
         """Whoever closes is in a hurry, and the sealer gives way to everybody: what it leaves is sealed here."""
-        process = self._process
-        if process is None:
-            return
-        try:
-            process.wait(timeout=_PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        self._reap()
+        with self._seal_mutex:
+            if self._process is None:
+                return
+            try:
+                self._process.wait(timeout=_PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._reap(self._process)
 
     def _run(self) -> None:
         while not self._stop.wait(self._options.tick_s):
@@ -104,37 +102,31 @@ class BackgroundThread:
 
     def _seal(self) -> None:
         with self._seal_mutex:
-            self._seal_next()
+            if self._process is not None:
+                if self._process.poll() is None:
+                    return
+                self._reap(self._process)
+            with self._mutex:
+                if not self._waiting or time.monotonic() < self._not_before:
+                    return
+                self._sealing, self._waiting = self._waiting[:_AT_ONCE], self._waiting[_AT_ONCE:]
+            if self._options.seal_in == "process":
+                try:
+                    self._process = start_sealer(self._root, self._sealing)
+                except OSError as error:
+                    self.last_error = f"the sealing process cannot be started: {error}"
+                else:
+                    return
+            for failure in seal_all(self._root, self._sealing):
+                self.last_error = failure
+            self._settle()
 
-    def _seal_next(self) -> None:
-        if self._process is not None:
-            if self._process.poll() is None:
-                return
-            self._reap()
-        now = time.monotonic()
-        with self._mutex:
-            if not self._waiting or now < self._not_before:
-                return
-            self._sealing, self._waiting = self._waiting[:_AT_ONCE], self._waiting[_AT_ONCE:]
-        if self._options.seal_in == "process":
-            try:
-                self._process = start_sealer(self._root, self._sealing)
-            except OSError as error:
-                self.last_error = f"the sealing process cannot be started: {error}"
-            else:
-                return
-        failures = seal_all(self._root, self._sealing)
-        if failures:
-            self.last_error = failures[-1]
-        self._settle()
-
-    def _reap(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            killed = process.returncode == -signal.SIGKILL
-            if process.returncode and not killed:
-                self.last_error = f"sealing ended with status {process.returncode}"
-            self._settle(killed)
+    def _reap(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = None
+        killed = process.returncode == -signal.SIGKILL
+        if process.returncode and not killed:
+            self.last_error = f"sealing ended with status {process.returncode}"
+        self._settle(killed)
 
     def _settle(self, killed: bool = False) -> None:
         """What is still there after a sealing failed, and is tried again later."""
@@ -146,6 +138,3 @@ class BackgroundThread:
             self._waiting += left
         self._sealing = []
         self.on_sealed()
-
-
-def _nothing() -> None: ...

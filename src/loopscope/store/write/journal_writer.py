@@ -1,4 +1,4 @@
-"""JournalWriter: what a training process appends its rows to."""
+"""The writer of one process: rows go to its journal."""
 
 from __future__ import annotations
 
@@ -60,7 +60,6 @@ class JournalWriter:
         self._tables = tables
         self._disk = disk
         self._lock = lock
-        self.on_error: OnError = options.on_error
         self._options = options
         self._on_rotated = on_rotated
         self._on_closed = on_closed
@@ -74,9 +73,15 @@ class JournalWriter:
         self._settling = threading.Lock()
         self._seq = header.seq
         self._opened = self._synced = time.monotonic()
-        self._closed = False
-        self._last_step = 0
-        self._reported: dict[str, int] = {}
+        self._reported = {"dropped_rows": 0, "fsync_failed": 0}
+        self.on_error: OnError = options.on_error
+        self.run_id = header.run_id
+        self.attempt = header.attempt
+        self.name = header.writer
+        """The writer's name in file names."""
+        self.closed = False
+        self.last_step = 0
+        """Step of the last row that was written; 0 before the first."""
         self.attempted = 0
         """Rows handed to `append`."""
         self.dropped = 0
@@ -85,31 +90,6 @@ class JournalWriter:
         """Why the last dropped row was dropped, or the last fsync failed; text."""
         self.fsync_failures = 0
         """Times that the disk refused to make rows durable; they are still with the kernel."""
-
-    @property
-    def attempt(self) -> int:
-        """The attempt whose rows these are."""
-        return self._header.attempt
-
-    @property
-    def name(self) -> str:
-        """The writer's name in file names."""
-        return self._header.writer
-
-    @property
-    def last_step(self) -> int:
-        """Step of the last row that was written; 0 before the first."""
-        return self._last_step
-
-    @property
-    def closed(self) -> bool:
-        """True from `close` on."""
-        return self._closed
-
-    @property
-    def run_id(self) -> str:
-        """The run."""
-        return self._header.run_id
 
     def append(self, table: str, row: Mapping[str, object]) -> None:
         """Write one row; missing columns are null, and run_id, attempt and wall_time are filled in.
@@ -151,26 +131,26 @@ class JournalWriter:
                     good.append(self.check(table, row, now))
                 except Exception as error:  # noqa: BLE001 - the same
                     failed = self._refuse(table, error)
-            if good or self._closed:
+            if good or self.closed:
                 failed = self._take(table, good) or failed
         if failed is not None and self.on_error == "raise":
             raise failed
 
-    def _refuse(self, table: str, error: Exception) -> StoreError:
-        """Count a row that is none, and say why."""
-        if isinstance(error, StoreError):
-            return self._drop(error)
-        return self._drop(StoreError(f"a row of table {table!r} could not be read: {error!r}"))
+    def _refuse(self, table: str, error: Exception, rows: int = 1) -> StoreError:
+        """Count rows that cannot be written, and say why."""
+        reason = error if isinstance(error, StoreError) else StoreError(f"table {table!r}: {error!r}")
+        self.dropped += rows
+        self.last_error = f"{type(reason).__name__}: {reason}"
+        return reason
 
     def _take(self, table: str, typed: Sequence[msgspec.Struct]) -> StoreError | None:
         """Write rows, or say why they were dropped."""
         try:
-            if self._closed:
+            if self.closed:
                 raise StoreError(f"writer {self.name!r} is closed; expected no row after close()")
             self._write(table, typed)
         except Exception as error:  # noqa: BLE001 - the same
-            reason = error if isinstance(error, StoreError) else StoreError(f"{table!r}: {error}")
-            return self._drop(reason, len(typed))
+            return self._refuse(table, error, len(typed))
         return None
 
     def check(self, table: str, row: Mapping[str, object], now: datetime | None = None) -> msgspec.Struct:
@@ -223,12 +203,12 @@ class JournalWriter:
 
     def close(self, seal: bool = True) -> None:
         """Write what is left, make it durable, seal it, give the writer's files back. A second call does nothing."""
-        if os.getpid() != self._pid or self._closed:
+        if os.getpid() != self._pid or self.closed:
             return
         self._notice_removal()
         self._report()
         with self._mutex:
-            self._closed = True
+            self.closed = True
             self._retire()
         self._settle_retired()
         if self.dropped:
@@ -257,11 +237,8 @@ class JournalWriter:
         if now - self._synced >= self._options.fsync_s:
             self._sync()
         with self._mutex:
-            if (
-                self._journal is not None
-                and self._journal.rows
-                and now - self._opened >= self._options.rotate_s
-            ):
+            journal = self._journal
+            if journal is not None and journal.rows and now - self._opened >= self._options.rotate_s:
                 self._retire()
 
     def _notice_removal(self) -> None:
@@ -281,7 +258,7 @@ class JournalWriter:
         if journal is None:
             journal = self._begin_journal()
         journal.append(table, rows)
-        self._last_step = rows[-1].step
+        self.last_step = rows[-1].step
         if journal.size >= self._options.rotate_bytes:
             self._retire()
 
@@ -312,14 +289,19 @@ class JournalWriter:
         with self._settling:
             while self._retired:
                 journal = self._retired.popleft()
-                try:
-                    journal.fsync(journal.fd)
-                except OSError as error:
-                    self.fsync_failures += 1
-                    self.last_error = f"fsync: {error}"
+                self._fsync(journal, journal.fd)
                 with contextlib.suppress(OSError):
                     self._disk.close(journal.fd)
                 self._on_rotated(journal.path.name)
+
+    def _fsync(self, journal: Journal, fd: int) -> bool:
+        try:
+            journal.fsync(fd)
+        except OSError as error:
+            self.fsync_failures += 1
+            self.last_error = f"fsync: {error}"
+            return False
+        return True
 
     def _sync(self) -> bool:
         """fsync without holding up `append`: on a descriptor of its own, outside the lock."""
@@ -328,46 +310,32 @@ class JournalWriter:
             journal = self._journal
             if journal is None or not journal.dirty:
                 return True
-            journal.dirty = False
             try:
                 fd = os.dup(journal.fd)
             except OSError as error:
                 self.last_error = f"dup: {error}"
                 return False
+            journal.dirty = False
         try:
-            journal.fsync(fd)
-        except OSError as error:
-            self.fsync_failures += 1
-            self.last_error = f"fsync: {error}"
-            journal.dirty = True
-            return False
+            if not self._fsync(journal, fd):
+                journal.dirty = True
+                return False
         finally:
             os.close(fd)
         return True
 
-    def _drop(self, reason: StoreError, rows: int = 1) -> StoreError:
-        self.dropped += rows
-        self.last_error = f"{type(reason).__name__}: {reason}"
-        return reason
-
     def _report(self) -> None:
         """Write how much went wrong since this was last written; try again later where that fails."""
         with self._mutex:
-            if self._closed:
+            if self.closed:
                 return
             for event, total in (("dropped_rows", self.dropped), ("fsync_failed", self.fsync_failures)):
-                count = total - self._reported.get(event, 0)
+                count = total - self._reported[event]
                 if count <= 0:
                     continue
-                row = {
-                    "step": self._last_step,
-                    "event": event,
-                    "severity": "critical",
-                    "count": count,
-                    "detail": self.last_error,
-                }
+                told = {"step": self.last_step, "event": event, "severity": "critical", "count": count}
                 try:
-                    self._write("health", [self.check("health", row)])
+                    self._write("health", [self.check("health", {**told, "detail": self.last_error})])
                     self._reported[event] = total
                 except Exception as error:  # noqa: BLE001 - it stays counted, the next try comes soon
                     self.last_error = f"{type(error).__name__}: {error}"
