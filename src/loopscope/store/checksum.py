@@ -58,7 +58,7 @@ def with_checksum(document: bytes) -> bytes:
 
 
 def check_checksum(data: bytes) -> None:
-    """Return where the document is what was written, or says ``"checksum": "none"``, as somebody who edits it may.
+    """Return where the document matches its checksum, or ends in ``"checksum": "none"``: an edit on purpose.
 
     Raises:
         ValueError: its content and its checksum differ, or it has none.

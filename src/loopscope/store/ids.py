@@ -76,5 +76,5 @@ def _exists(pid: int) -> bool:
         return False
     except PermissionError:
         return True
-    # A zombie is dead: nobody writes through it any more.
+    # A zombie counts as dead: it writes no more.
     return _stat(pid)[:1] != ["Z"]

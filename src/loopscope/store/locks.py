@@ -44,7 +44,7 @@ class Lock:
         self._beaten = time.monotonic()
 
     def beat(self) -> None:
-        """Show that the holder lives; touches the file every `BEAT_S` at most, however often it is called."""
+        """Show that the holder is alive: touches the file every `BEAT_S` at most, however often it is called."""
         now = time.monotonic()
         if now - self._beaten < BEAT_S:
             return
@@ -76,7 +76,7 @@ def take_lock(disk: Disk, folder: Path, name: str, run_id: str, *, grace_s: floa
         try:
             create_file(disk, path, msgspec.json.encode(holder))
         except FileExistsError:
-            continue  # Another process was faster: look at it.
+            continue  # Another process was faster: check that one.
         for left in older.values():
             with contextlib.suppress(OSError):
                 disk.unlink(left)
@@ -91,7 +91,7 @@ def _locks_of(folder: Path, name: str) -> dict[int, Path]:
 
 
 def read_holder(path: Path) -> Holder | None:
-    """Who a lock file names; None where it cannot be read."""
+    """The holder that a lock file names; None where it cannot be read."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Holder)
     except (OSError, msgspec.DecodeError):
@@ -99,7 +99,7 @@ def read_holder(path: Path) -> Holder | None:
 
 
 class HolderWatch:
-    """Whether the processes that hold locks have ended, for somebody who can ask again.
+    """Whether the processes that hold locks have ended, for a caller that can ask again.
 
     Args:
         grace_s: how long a holder on another machine must not touch its file before it is taken for dead.
@@ -110,7 +110,7 @@ class HolderWatch:
         self._seen: dict[Path, tuple[int, float]] = {}
 
     def ended(self, path: Path) -> bool | None:
-        """True: the holder of this lock file is gone; False: it lives; None: that cannot be told yet."""
+        """True: the holder of this lock file is gone; False: it lives; None: not known yet."""
         holder = read_holder(path)
         alive = holder.process.alive() if holder is not None else None
         if alive is not None:
@@ -130,7 +130,7 @@ class HolderWatch:
         return False if False in answers else None if None in answers else True
 
     def wait(self, folder: Path, pattern: str, every_s: float = 0.5) -> bool:
-        """The same, asked again until it can be told."""
+        """The same, asked again until it is known."""
         while (ended := self.all_ended(folder, pattern)) is None:
             time.sleep(every_s)
         return ended

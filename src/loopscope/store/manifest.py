@@ -69,9 +69,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     schemas: dict[str, int] = {}
     """Table → newest schema version written."""
     attempts: list[Attempt] = []
-    """A copy of attempts/, for people; the folder is the truth."""
+    """A copy of attempts/, for people; where they differ, the folder counts."""
     rebuilt: bool = False
-    """True where run.json was missing or invalid and this was put together from the rows."""
+    """True where run.json was missing or invalid and this was rebuilt from the rows."""
 
 
 def write_manifest(disk: Disk, root: Path, manifest: Manifest) -> None:

@@ -14,7 +14,7 @@ from loopscope.store.journal.header import JournalHeader, journal_header, refusa
 from loopscope.store.schema import TableSchema
 
 _SHOWN = 20
-"""Faults of one file that are told one by one."""
+"""Faults of one file that are listed one by one."""
 
 TakeRow = Callable[[str, tuple[str, ...], list[Any]], None]
 """Takes a table's name, the names of its columns, and one row's values in their order."""

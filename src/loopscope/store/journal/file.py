@@ -86,7 +86,7 @@ class Journal:
         self.dirty = True
 
     def _repair(self) -> None:
-        """Cut a half-written frame off, so that the next one stands right behind the last good one."""
+        """Cut a half-written frame off, so that the next one follows the last whole one."""
         self._disk.truncate(self.fd, self.size)
         self._torn = False
 
@@ -94,7 +94,7 @@ class Journal:
         """Put what was written on the disk, and the first time the file's name. Raises OSError.
 
         Args:
-            fd: of the file; another one than its own where it may be closed meanwhile.
+            fd: a descriptor of the file; a duplicate where the journal's own may be closed during the call.
         """
         self._disk.fsync(fd)
         if not self.named:
@@ -102,5 +102,5 @@ class Journal:
             self.named = True
 
     def close(self) -> None:
-        """Close the file; what was written stays in the kernel's hands."""
+        """Close the file; what was written is with the kernel."""
         self._disk.close(self.fd)

@@ -1,4 +1,4 @@
-"""What sealing a journal made, so that a part that vanished or broke later can be missed, and its rows counted."""
+"""The ledger of a sealed journal: its parts and their rows, so that a part that is lost later is noticed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sealed Parquet parts: what they say of themselves, and how they are written."""
+"""Sealed Parquet parts: their metadata, and how they are written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PREFIX = b"loopscope."
 
 
 class PartMeta(msgspec.Struct, frozen=True, kw_only=True):
-    """What a part says of itself in its file metadata."""
+    """What a part's file metadata holds."""
 
     table: str
     schema_version: int

@@ -32,9 +32,9 @@ class Problem:
     where: str
     """File or table, relative to the run."""
     text: str
-    """What is wrong and what it costs."""
+    """What is wrong, and what is left out because of it."""
     lost_rows: int | None = None
-    """Rows known to be lost; None where that cannot be told."""
+    """Rows known to be lost; None where that is not known."""
 
     def __str__(self) -> str:
         lost = "" if self.lost_rows is None else f" [{self.lost_rows} row(s) lost]"
@@ -71,90 +71,71 @@ class RunFiles:
     """Journals that were kept because some of their rows could not be sealed."""
     problems: list[Problem] = field(default_factory=list)
 
+    def is_link(self, path: Path) -> bool:
+        """True for a symbolic link, which becomes a problem."""
+        if path.is_symlink():
+            text = "is a symbolic link; a run holds its own files; left out"
+            self.problems.append(Problem("link", str(path.relative_to(self.root)), text))
+        return path.is_symlink()
 
-def scan_files(root: Path) -> RunFiles:
-    """List a run directory. Journals are read first, so that one being sealed meanwhile is not missed."""
+
+def scan_files(root: Path, *, journals: bool = True) -> RunFiles:
+    """List a run directory.
+
+    Args:
+        root: the run directory.
+        journals: False lists the parts alone; no file is opened then.
+    """
     files = RunFiles(root)
-    _scan_journals(files)
-    _scan_tables(files)
-    return files
-
-
-def scan_parts(root: Path) -> RunFiles:
-    """The sealed parts alone; no file is opened."""
-    files = RunFiles(root)
-    _scan_tables(files)
-    return files
-
-
-def _scan_tables(files: RunFiles) -> None:
-    tables = files.root / TABLES_DIR
-    for name in _names(tables):
-        folder = tables / name
-        if folder.is_symlink():
-            files.problems.append(_link(files.root, folder))
-        elif folder.is_dir():
+    if journals:
+        # Read first, so that one that is being sealed meanwhile is not missed: its parts are found below.
+        for name in _names(root / JOURNAL_DIR):
+            _scan_journal(files, name)
+    for name in _names(root / TABLES_DIR):
+        folder = root / TABLES_DIR / name
+        if not files.is_link(folder) and folder.is_dir():
             _scan_table(files, name, folder)
+    return files
 
 
-def _scan_journals(files: RunFiles) -> None:
-    folder = files.root / JOURNAL_DIR
-    for name in _names(folder):
-        if name.endswith(".wal.damaged"):
-            files.damaged.append(name)
-        path = folder / name
-        sealed = parse_ledger(name)
-        if sealed is not None and not path.is_symlink():
-            try:
-                files.ledgers[sealed] = decode_document(path.read_bytes(), Ledger)
-            except (OSError, ValueError) as error:
-                text = f"cannot be read ({error}); a part of it that vanished would not be missed"
-                files.problems.append(Problem("journal", f"{JOURNAL_DIR}/{name}", text, 0))
-        segment = parse_journal(name)
-        if segment is None:
-            continue
+def _scan_journal(files: RunFiles, name: str) -> None:
+    path, where = files.root / JOURNAL_DIR / name, f"{JOURNAL_DIR}/{name}"
+    if name.endswith(".wal.damaged"):
+        files.damaged.append(name)
+    elif (segment := parse_ledger(name)) is not None and not path.is_symlink():
         try:
-            if path.is_symlink():
-                files.problems.append(_link(files.root, path))
-                continue
+            files.ledgers[segment] = decode_document(path.read_bytes(), Ledger)
+        except (OSError, ValueError) as error:
+            text = f"cannot be read ({error}); a part of it that vanished would not be missed"
+            files.problems.append(Problem("journal", where, text, 0))
+    elif (segment := parse_journal(name)) is not None and not files.is_link(path):
+        try:
             files.journals[segment] = read_journal(path)
         except FileNotFoundError:
-            continue  # Sealed since we listed: its parts are found below.
+            return  # Sealed since we listed.
         except OSError as error:
             text = f"cannot be read ({error.strerror or error}); its rows are left out"
-            files.problems.append(Problem("journal", f"{JOURNAL_DIR}/{name}", text))
+            files.problems.append(Problem("journal", where, text))
 
 
 def _scan_table(files: RunFiles, table: str, folder: Path) -> None:
     chosen: dict[Segment, SealedPart] = {}
     for name in _names(folder):
         path = folder / name
-        where = f"{TABLES_DIR}/{table}/{name}"
         parsed = parse_part(name)
         if parsed is None:
             if name != ATTEMPT_PART and name.endswith(".parquet"):
                 text = "is not named as a part of this table is; its rows are left out"
-                files.problems.append(Problem("part", where, text))
+                files.problems.append(Problem("part", f"{TABLES_DIR}/{table}/{name}", text))
             continue
-        if path.is_symlink():
-            files.problems.append(_link(files.root, path))
+        if files.is_link(path) or not stat.S_ISREG(path.lstat().st_mode):
             continue
-        if not stat.S_ISREG(path.lstat().st_mode):
-            continue
-        segment, crc = parsed
-        if segment in chosen:
-            text = f"holds the same rows as {chosen[segment].path.name}; only that one is read"
-            files.problems.append(Problem("part", where, text, 0))
-            continue
-        chosen[segment] = SealedPart(path, table, segment, crc)
+        part = SealedPart(path, table, *parsed)
+        if (first := chosen.setdefault(part.segment, part)) is not part:
+            text = f"holds the same rows as {first.path.name}; only that one is read"
+            files.problems.append(Problem("part", part.where, text, 0))
     if chosen:
         files.parts[table] = [chosen[s] for s in sorted(chosen)]
-
-
-def _link(root: Path, path: Path) -> Problem:
-    return Problem(
-        "link", str(path.relative_to(root)), "is a symbolic link; a run holds its own files; left out"
-    )
 
 
 def _names(folder: Path) -> list[str]:

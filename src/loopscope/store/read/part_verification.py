@@ -15,7 +15,7 @@ from loopscope.store.schema import TableSchema
 
 @dataclass(frozen=True, slots=True)
 class VerifiedPart:
-    """What a part that passed every check says of itself."""
+    """The metadata and the columns of a part that passed every check."""
 
     meta: PartMeta
     columns: frozenset[str]

@@ -32,7 +32,7 @@ from loopscope.store.tables import TABLES
 
 
 class RunReader:
-    """One look at a run: what was there when it was opened. Nothing is written, nothing is locked."""
+    """A run as it was when it was opened. Nothing is written, nothing is locked."""
 
     def __init__(self, path: str | Path, *, tables: Mapping[str, TableSchema] = TABLES) -> None:
         """Open a run directory.
@@ -51,11 +51,11 @@ class RunReader:
             raise NotARunError(f"{self.root} is not a run: there is no such folder.")
         self.files: RunFiles = scan_files(self.root)
         self.problems: list[Problem] = list(self.files.problems)
-        """What is wrong with the run, as far as was looked: a table's own parts are checked when it is read."""
+        """What was found to be wrong so far: a table's parts are checked when it is read."""
         self._verified: dict[Path, VerifiedPart | None] = {}
         """Part that was checked → what it says of itself; None where it did not pass."""
-        self._looked_for_missing = False
-        self._told: set[Segment] = set()
+        self._checked_missing = False
+        self._noted: set[Segment] = set()
         """Journals that are known to have been sealed damaged."""
         self._journal_rows: dict[Segment, dict[str, list[pa.Table]]] = {}
         self.manifest = self._manifest()
@@ -140,7 +140,7 @@ class RunReader:
         """
         wanted = [p for p in self.files.parts.get(table, ()) if not live or p.segment.attempt in self.live]
         if len(wanted) > 1:
-            # Checksums take their time, and let other threads run meanwhile.
+            # Checksums take long, and release the interpreter's lock.
             with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
                 list(pool.map(self._verify, wanted))
         return [p for p in wanted if self._verify(p) is not None]
@@ -162,15 +162,15 @@ class RunReader:
         return found
 
     def check_all(self) -> list[Problem]:
-        """Look at every file, and return all problems."""
+        """Check every file, and return all problems."""
         for table in self.files.parts:
             for part in self.files.parts[table]:
                 self._verify(part)
         for segment in self.files.journals:
             self._rows_of(segment)
-        if not self._looked_for_missing:
+        if not self._checked_missing:
             self._missing_parts()
-            self._looked_for_missing = True
+            self._checked_missing = True
         return self.problems
 
     def only_live(self, piece: pa.Table, attempt: int) -> pa.Table:
@@ -207,9 +207,9 @@ class RunReader:
         return verified
 
     def _lost_in_sealing(self, segment: Segment, rows: int) -> None:
-        """Once per journal, of which every part says it; a journal that is still there speaks for itself."""
-        if rows and segment not in self._told and segment not in self.files.journals:
-            self._told.add(segment)
+        """Once per journal, though every part of it carries the count; a journal that is still there is read itself."""
+        if rows and segment not in self._noted and segment not in self.files.journals:
+            self._noted.add(segment)
             self._problem(
                 "journal", f"{JOURNAL_DIR}/{segment.journal}", "was damaged when it was sealed", rows
             )

@@ -1,4 +1,4 @@
-"""Sealing: a journal that nobody writes any more becomes one Parquet part per table, then goes away."""
+"""Sealing: a journal that no process writes any more becomes one Parquet part per table, and is removed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from loopscope.errors import SchemaError
+from loopscope.errors import SchemaError, StoreError
 from loopscope.store.checksum import encode_document
 from loopscope.store.disk import LOCAL_DISK, Disk, write_file
 from loopscope.store.journal.columns import JournalColumns
@@ -45,8 +45,8 @@ def seal_journal(
 ) -> Sealed:
     """Seal `journal/<name>`, which no process may be writing.
 
-    May be stopped at any point and run again: parts that are already in place are kept, and the journal goes
-    only after all of them.
+    May be stopped at any point and run again: parts that are already in place are kept, and the journal is removed
+    after all of them.
 
     Raises:
         SchemaError: another loopscope wrote the journal, which this version does not read or would lose columns of.
@@ -93,6 +93,27 @@ def seal_journal(
     with contextlib.suppress(OSError):
         disk.fsync_dir(path.parent)
     return result
+
+
+def try_to_seal(
+    root: Path,
+    name: str,
+    failures: list[str],
+    *,
+    disk: Disk = LOCAL_DISK,
+    tables: Mapping[str, TableSchema] = TABLES,
+) -> Sealed | None:
+    """The same, for a caller that goes on with the next journal: a failure is added to `failures` as text.
+
+    None too where another process sealed it first.
+    """
+    try:
+        return seal_journal(root, name, disk=disk, tables=tables)
+    except FileNotFoundError:
+        return None
+    except (OSError, StoreError) as error:
+        failures.append(f"{name}: {type(error).__name__}: {error}")
+        return None
 
 
 def _refuse_newer(name: str, header: JournalHeader, tables: Mapping[str, TableSchema]) -> None:

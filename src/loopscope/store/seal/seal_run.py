@@ -1,4 +1,4 @@
-"""Sealing whatever a run still holds in journals."""
+"""Sealing all journals of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loopscope.store.names import JOURNAL_DIR, MANIFEST, Segment, newest_of
 from loopscope.store.read.reader import RunReader
 from loopscope.store.seal.abandoned_writers import journals_in, sweep, writer_ended
 from loopscope.store.seal.attempt_table import refresh_attempt_table
-from loopscope.store.seal.seal_journal import Sealed, seal_journal
+from loopscope.store.seal.seal_journal import Sealed, try_to_seal
 
 _LOOK_S = 0.5
 
@@ -35,11 +35,11 @@ class SealReport:
 
 
 def seal_run(root: Path) -> SealReport:
-    """Seal every journal that nobody writes, and write the table of attempts anew.
+    """Seal every journal that no process writes, and rewrite the attempt table.
 
     A run.json that is missing or damaged is rebuilt from the rows first, so that the run can be resumed; the
     damaged one is kept as run.json.damaged. A writer on another machine cannot be seen: its lock is watched for some
-    seconds, and counts as that of a dead process where nobody touches it.
+    seconds, and counts as that of a dead process where it is not touched.
 
     Raises:
         NotARunError: the folder holds no run.
@@ -51,18 +51,13 @@ def seal_run(root: Path) -> SealReport:
     for segment, written in _journals(folder):
         if written:
             report.busy.append(segment.journal)
-            continue
-        try:
-            report.sealed.append(seal_journal(root, segment.journal))
-        except FileNotFoundError:
-            continue  # Sealed by somebody else meanwhile.
-        except (OSError, StoreError) as error:
-            report.failures.append(f"{segment.journal}: {error}")
+        elif sealed := try_to_seal(root, segment.journal, report.failures):
+            report.sealed.append(sealed)
     sweep(folder)
     try:
         refresh_attempt_table(root)
     except (OSError, StoreError) as error:
-        report.failures.append(f"the table of attempts: {error}")
+        report.failures.append(f"the attempt table: {error}")
     return report
 
 

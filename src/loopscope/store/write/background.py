@@ -1,4 +1,4 @@
-"""The background thread of a store: fsync by time, heartbeats, rotation by age, sealing, uploads."""
+"""The background thread of a store: fsync and rotation by time, heartbeats, sealing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from loopscope.store.names import JOURNAL_DIR
 from loopscope.store.options import StoreOptions
 from loopscope.store.seal.sealer import seal_all, start_sealer
 
-Chore = Callable[[], None]
+Task = Callable[[], None]
 
 _PATIENCE_S = 2.0
 _AT_ONCE = 100
@@ -22,12 +22,12 @@ _AT_ONCE = 100
 
 
 class BackgroundThread:
-    """Runs chores every `tick_s` and seals what was announced. Errors are kept as text, never raised."""
+    """Runs tasks every `tick_s` and seals the journals that were announced. Errors are kept as text, never raised."""
 
     def __init__(self, root: Path, options: StoreOptions) -> None:
         self._root = root
         self._options = options
-        self._chores: list[Chore] = []
+        self._tasks: list[Task] = []
         self._waiting: list[str] = []
         self._sealing: list[str] = []
         self._process: subprocess.Popen[bytes] | None = None
@@ -37,28 +37,28 @@ class BackgroundThread:
         self._seal_mutex = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self.on_sealed: Chore = lambda: None
+        self.on_sealed: Task = lambda: None
         """Called after something was sealed."""
         self.seal_failures = 0
         """Sealings that failed and are tried again."""
         self.last_error: str | None = None
-        """Why the last chore or sealing failed; text."""
+        """Why the last task or sealing failed; text."""
 
-    def add(self, chore: Chore) -> None:
-        """Run `chore` at every tick, from now on."""
+    def add(self, task: Task) -> None:
+        """Run `task` at every tick, from now on."""
         with self._mutex:
-            self._chores.append(chore)
+            self._tasks.append(task)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="loopscope-store", daemon=True)
                 self._thread.start()
 
-    def remove(self, chore: Chore) -> None:
-        """Stop running `chore`."""
+    def remove(self, task: Task) -> None:
+        """Stop running `task`."""
         with self._mutex, contextlib.suppress(ValueError):
-            self._chores.remove(chore)
+            self._tasks.remove(task)
 
     def announce(self, journal: str) -> None:
-        """A journal may be sealed. Its files are the truth: forgetting this costs nothing but a later `seal`."""
+        """A journal may be sealed. Kept in memory only: `loopscope seal` finds what was forgotten."""
         with self._mutex:
             self._waiting.append(journal)
 
@@ -79,7 +79,7 @@ class BackgroundThread:
         self._end_process()
 
     def _end_process(self) -> None:
-        """Whoever closes is in a hurry, and the sealer gives way to everybody: what it leaves is sealed here."""
+        """End the sealing process, which runs at idle priority; what it leaves is sealed by the caller."""
         with self._seal_mutex:
             if self._process is None:
                 return
@@ -93,10 +93,10 @@ class BackgroundThread:
     def _run(self) -> None:
         while not self._stop.wait(self._options.tick_s):
             with self._mutex:
-                chores = list(self._chores)
-            for chore in [*chores, self._seal]:
+                tasks = list(self._tasks)
+            for task in [*tasks, self._seal]:
                 try:
-                    chore()
+                    task()
                 except Exception as error:  # noqa: BLE001 - the thread must outlive every failure
                     self.last_error = f"{type(error).__name__}: {error}"
 

@@ -68,8 +68,8 @@ class JournalWriter:
         self._pid = os.getpid()
         self._journal: Journal | None = None
         self._retired: deque[Journal] = deque()
-        # Held while retired journals are settled: they are announced in their order, and whoever wants them durable
-        # waits for the one that another thread is at.
+        # Held while retired journals are synced and closed, so that they are announced in order, and so that a caller
+        # that wants rows durable waits for a journal that another thread is syncing.
         self._settling = threading.Lock()
         self._seq = header.seq
         self._opened = self._synced = time.monotonic()
@@ -196,7 +196,7 @@ class JournalWriter:
         if not durable:
             return
         synced = self._sync()
-        # Afterwards: a journal that another thread's row retires meanwhile is waited for as well.
+        # Last, so that a journal that another thread retires during the fsync is waited for as well.
         self._settle_retired()
         if not synced and self.on_error == "raise":
             raise StoreError(f"rows of writer {self.name!r} could not be made durable: {self.last_error}")
@@ -228,7 +228,7 @@ class JournalWriter:
         self._on_closed(self)
 
     def tick(self) -> None:
-        """Chores of the background thread: fsync by time, rotation by age, the count of dropped rows."""
+        """What the background thread runs at every tick: fsync by time, rotation by age, the count of dropped rows."""
         self._lock.beat()
         now = time.monotonic()
         self._notice_removal()
@@ -242,7 +242,7 @@ class JournalWriter:
                 self._retire()
 
     def _notice_removal(self) -> None:
-        """A file that was deleted under us takes rows without complaint: count them as lost, start another."""
+        """Writes to a deleted file succeed: count its rows as lost, and start another file."""
         with self._mutex:
             journal = self._journal
             if journal is None or os.fstat(journal.fd).st_nlink > 0 or journal.path.exists():
@@ -280,7 +280,7 @@ class JournalWriter:
         return self._journal
 
     def _retire(self) -> None:
-        """Start a new file with the next row. What the old one needs is slow, and left to the background."""
+        """Start a new file with the next row. The old one is synced and closed in the background, which is slow."""
         journal, self._journal = self._journal, None
         if journal is not None:
             self._retired.append(journal)
@@ -333,9 +333,9 @@ class JournalWriter:
                 count = total - self._reported[event]
                 if count <= 0:
                     continue
-                told = {"step": self.last_step, "event": event, "severity": "critical", "count": count}
+                row = {"step": self.last_step, "event": event, "severity": "critical", "count": count}
                 try:
-                    self._write("health", [self.check("health", {**told, "detail": self.last_error})])
+                    self._write("health", [self.check("health", {**row, "detail": self.last_error})])
                     self._reported[event] = total
                 except Exception as error:  # noqa: BLE001 - it stays counted, the next try comes soon
                     self.last_error = f"{type(error).__name__}: {error}"

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from loopscope import __version__
-from loopscope.errors import ConfigError, StoreError
-from loopscope.store.attempts import create_attempt, merge_attempts, read_attempts
+from loopscope.errors import StoreError
+from loopscope.store.attempts import create_attempt, find_attempt, merge_attempts, new_attempt, read_attempts
 from loopscope.store.disk import LOCAL_DISK, Disk, writing_into
 from loopscope.store.ids import this_process, uuid7
 from loopscope.store.journal.header import JournalHeader
@@ -33,8 +33,9 @@ from loopscope.store.seal.attempt_table import refresh_attempt_table
 from loopscope.store.seal.sealer import seal_all
 from loopscope.store.tables import TABLES
 from loopscope.store.write.background import BackgroundThread
-from loopscope.store.write.journal_writer import JournalWriter
+from loopscope.store.write.journal_writer import JournalWriter, OnError
 
+Tables = Mapping[str, TableSchema]
 _log = logging.getLogger("loopscope.store")
 
 
@@ -45,12 +46,7 @@ class RunStore:
     """
 
     def __init__(
-        self,
-        root: Path,
-        manifest: Manifest,
-        options: StoreOptions,
-        disk: Disk,
-        tables: Mapping[str, TableSchema],
+        self, root: Path, manifest: Manifest, options: StoreOptions, disk: Disk, tables: Tables
     ) -> None:
         self.path = root
         self.manifest = manifest
@@ -82,7 +78,7 @@ class RunStore:
     @property
     def upload_failures(self) -> int:
         """Uploads that failed and were tried again."""
-        return self._uploader.failures if self._uploader is not None else 0
+        return 0 if self._uploader is None else self._uploader.failures
 
     def mirror_to(self, remote: Remote | str, *, only: str | None = None) -> None:
         """Keep a copy of everything sealed on another filesystem, in the background.
@@ -98,16 +94,15 @@ class RunStore:
             ConfigError: no filesystem reads the address, or its package is missing.
             RunExistsError: another run lies there.
         """
-
         if isinstance(remote, str) and only is None:
             refuse_mirror(remote, self.path, self.run_id)
-
-        def find() -> Remote:
-            return find_mirror(remote, self.path, self.run_id) if isinstance(remote, str) else remote
-
-        self._uploader = Uploader(
-            self.path, find, retry_s=self.options.retry_s, on_failure=self._note_failed_upload, only=only
+        find = (
+            partial(find_mirror, remote, self.path, self.run_id)
+            if isinstance(remote, str)
+            else lambda: remote
         )
+        retry_s, on_failure = self.options.retry_s, self._note_failed_upload
+        self._uploader = Uploader(self.path, find, retry_s=retry_s, on_failure=on_failure, only=only)
         self._background.on_sealed = self._uploader.wake
         self._uploader.wake()
 
@@ -129,7 +124,7 @@ class RunStore:
         parent_step: int | None = None,
         options: StoreOptions | None = None,
         disk: Disk = LOCAL_DISK,
-        tables: Mapping[str, TableSchema] = TABLES,
+        tables: Tables = TABLES,
     ) -> RunStore:
         """Make a run directory; with `resume`, open the one that is there.
 
@@ -142,7 +137,6 @@ class RunStore:
         if resume:
             return cls.open(root, options=options, disk=disk, tables=tables)
         refuse_existing(root)
-        options = options or StoreOptions()
         manifest = Manifest(
             run_id=run_id or uuid7(),
             run_name=run_name or root.name,
@@ -159,9 +153,10 @@ class RunStore:
             parent_step=parent_step,
             schemas={name: schema.version for name, schema in tables.items()},
         )
+        store = cls(root, manifest, options or StoreOptions(), disk, tables)
         with writing_into(root):
             _make_folders(disk, root)
-            lock = take_lock(disk, root / JOURNAL_DIR, "owner", manifest.run_id, grace_s=options.grace_s)
+            lock = store._lock("owner")
             try:
                 # Whoever holds the lock decides; another process may have made the run while we waited.
                 refuse_existing(root)
@@ -169,7 +164,6 @@ class RunStore:
             except BaseException:
                 lock.release()  # The next try, once there is space, must not meet our own lock.
                 raise
-        store = cls(root, manifest, options, disk, tables)
         store._own(lock)
         return store
 
@@ -180,7 +174,7 @@ class RunStore:
         *,
         options: StoreOptions | None = None,
         disk: Disk = LOCAL_DISK,
-        tables: Mapping[str, TableSchema] = TABLES,
+        tables: Tables = TABLES,
     ) -> RunStore:
         """Open a run directory for writing.
 
@@ -225,34 +219,12 @@ class RunStore:
             RunExistsError: another living process writes this run.
             ConfigError: a number is out of range, or the folder cannot be written.
         """
-        if first_step < 0 or world_size < 1:
-            raise ConfigError(
-                f"first_step is {first_step} and world_size {world_size}, expected first_step >= 0, world_size >= 1"
-            )
-        known = {a.attempt for a in merge_attempts(read_attempts(self.path)[0], self.manifest.attempts)}
-        if parent_attempt is not None and parent_attempt not in known:
-            raise ConfigError(
-                f"parent_attempt is {parent_attempt}, expected one of {sorted(known)}, the attempts of run "
-                f"{self.run_id}. The checkpoint belongs to another run, or names an attempt that was removed."
-            )
-        wanted = Attempt(
-            attempt=0,
-            parent_attempt=parent_attempt,
-            first_step=first_step,
-            world_size=world_size,
-            process=this_process(),
-            started=datetime.now(UTC),
-            loopscope_version=__version__,
-            torch_version=torch_version or self.manifest.versions.get("torch"),
-            python_version=platform.python_version(),
-        )
+        wanted = new_attempt(self.path, self.manifest, first_step, parent_attempt, world_size, torch_version)
         with writing_into(self.path):
             if self._owner is None:
-                grace = self.options.grace_s
-                self._own(take_lock(self._disk, self.path / JOURNAL_DIR, "owner", self.run_id, grace_s=grace))
+                self._own(self._lock("owner"))
             attempt = create_attempt(self._disk, self.path, wanted)
-            attempts, _ = read_attempts(self.path)
-            self.update_manifest(attempts=merge_attempts(attempts, self.manifest.attempts))
+            self.update_manifest(attempts=merge_attempts(read_attempts(self.path)[0], self.manifest.attempts))
             refresh_attempt_table(self.path, disk=self._disk)
         folder = self.path / JOURNAL_DIR
         abandoned = AbandonedWriters(folder, attempt.attempt, self.options.grace_s, self._background.announce)
@@ -260,16 +232,12 @@ class RunStore:
         sweep(folder)
         self._background.add(abandoned)
         if self._uploader is not None:
-            # The copy begins now, without a row: a place that takes no files shows at once, not at the first seal.
+            # The copy begins now, without a row: a remote that takes no files is noticed now, not at the first sealing.
             self._uploader.wake()
         return attempt
 
     def writer(
-        self,
-        *,
-        attempt: int | Attempt,
-        writer: str = "r0",
-        on_error: Literal["record", "raise"] | None = None,
+        self, *, attempt: int | Attempt, writer: str = "r0", on_error: OnError | None = None
     ) -> JournalWriter:
         """The writer of one process's rows.
 
@@ -285,7 +253,7 @@ class RunStore:
         """
         check_writer(writer)
         options = self.options if on_error is None else replace(self.options, on_error=on_error)
-        record = attempt if isinstance(attempt, Attempt) else self._attempt(attempt)
+        record = attempt if isinstance(attempt, Attempt) else find_attempt(self.path, attempt)
         header = JournalHeader(
             run_id=self.run_id,
             attempt=record.attempt,
@@ -297,10 +265,8 @@ class RunStore:
             schemas={name: schema.version for name, schema in self._tables.items()},
             loopscope_version=__version__,
         )
-        folder = self.path / JOURNAL_DIR
-        name = f"{record.attempt:05d}-{writer}"
         with writing_into(self.path):
-            lock = take_lock(self._disk, folder, name, self.run_id, grace_s=self.options.grace_s)
+            lock = self._lock(f"{record.attempt:05d}-{writer}")
         rows = JournalWriter(
             root=self.path,
             header=header,
@@ -343,27 +309,21 @@ class RunStore:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def _lock(self, name: str) -> Lock:
+        folder, grace_s = self.path / JOURNAL_DIR, self.options.grace_s
+        return take_lock(self._disk, folder, name, self.run_id, grace_s=grace_s)
+
     def _own(self, lock: Lock) -> None:
         self._owner = lock
         self._background.add(lock.beat)
 
-    def _attempt(self, number: int) -> Attempt:
-        for record in read_attempts(self.path)[0]:
-            if record.attempt == number:
-                return record
-        raise StoreError(
-            f"attempt {number} of run {self.run_id} is not there; expected a number that claim_attempt() returned on "
-            "rank 0. Broadcast it to the other ranks after it was claimed."
-        )
-
     def _seal_writer(self, writer: JournalWriter) -> None:
         names = self._background.take_waiting(f"{writer.attempt:05d}-{writer.name}-")
-        failures = seal_all(self.path, names, disk=self._disk, tables=self._tables)
-        if failures:
+        if failures := seal_all(self.path, names, disk=self._disk, tables=self._tables):
             raise StoreError("; ".join(failures))
 
     def _note_failed_upload(self, reason: str, count: int) -> None:
-        # There may be no writer yet, or none any more: what it cannot be told is told the next one.
+        # There may be no writer at the moment: the count is kept for the next one.
         self._failed_uploads += count
         writer = next((w for w in self._writers if not w.closed), None)
         if writer is not None and self._failed_uploads:
