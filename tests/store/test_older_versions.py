@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from store_runs import QUIET, visit
 
+from loopscope.analysis import open_runs
 from loopscope.errors import NotARunError, RunExistsError, SchemaError
 from loopscope.store import TABLES, RunReader, RunStore, TableSchema
 from loopscope.store.journal.file import read_journal
@@ -67,6 +68,12 @@ def test_a_run_of_layout_1_is_refused_and_left_as_it_is(old: Path, use) -> None:
     ):
         use(old)
     assert content(old) == content(OLD)
+
+
+def test_a_run_of_layout_1_among_others_is_skipped_with_the_reason(old: Path, new: Path) -> None:
+    runs = open_runs(old.parent / "*")
+    assert [run.path for run in runs] == [new]
+    assert ["layout 1" in reason for reason in runs.skipped] == [True]
 
 
 def test_no_run_is_made_in_the_place_of_one_of_layout_1(old: Path) -> None:
