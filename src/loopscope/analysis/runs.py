@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import pyarrow as pa
 
-from loopscope.analysis.relations import Views
 from loopscope.analysis.run import Run
+from loopscope.analysis.sql_views import SqlViews
 from loopscope.errors import NotARunError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Runs(Sequence[Run]):
         self._runs = list(runs)
         self.skipped = list(skipped)
         """Folders that matched and are no run, or copies of one that is here already; with the reason."""
-        self._views: Views | None = None
+        self._views: SqlViews | None = None
 
     def __getitem__(self, index):  # type: ignore[no-untyped-def]
         return self._runs[index]
@@ -48,7 +48,7 @@ class Runs(Sequence[Run]):
         import duckdb
 
         if self._views is None:
-            self._views = Views(duckdb.connect(":memory:"), [run.reader for run in self._runs])
+            self._views = SqlViews(duckdb.connect(":memory:"), [run.reader for run in self._runs])
             about = [
                 (
                     r.run_id, r.manifest.run_name, str(r.path), r.manifest.created,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from loopscope.cli.console import working
-from loopscope.cli.ranks import run_ranks
+from loopscope.cli.torchrun import run_ranks
 from loopscope.errors import ConfigError, NotARunError, RunExistsError
 
 if TYPE_CHECKING:

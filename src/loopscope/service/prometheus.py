@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from loopscope.service.catalog import Entry
+from loopscope.service.catalog import CatalogEntry
 from loopscope.service.views import HEADLINES
 
 MOST_RUNS = 50
@@ -21,7 +21,7 @@ _GAUGES = {
 }
 
 
-def exposition(runs: Iterable[tuple[Entry, str, dict[str, Any]]], listed: int) -> str:
+def exposition(runs: Iterable[tuple[CatalogEntry, str, dict[str, Any]]], listed: int) -> str:
     """Gauges of (entry, state, headline) triples; a value that is not known has no sample.
 
     Args:
@@ -50,7 +50,7 @@ def _head(name: str, said: str) -> list[str]:
     return [f"# HELP loopscope_{name} {said}", f"# TYPE loopscope_{name} gauge"]
 
 
-def _labels(entry: Entry) -> str:
+def _labels(entry: CatalogEntry) -> str:
     return f'run="{_escaped(entry.name[:_MOST_NAME])}",key="{entry.key}"'
 
 

@@ -21,9 +21,9 @@ from loopscope.errors import StoreError
 from loopscope.report.compare import Axis, comparison
 from loopscope.report.page import render
 from loopscope.report.part import part_of, plain_charts, shown_name
-from loopscope.service.answers import Json
-from loopscope.service.catalog import Entry
-from loopscope.service.kept import Kept
+from loopscope.service.cache import ResultCache
+from loopscope.service.catalog import CatalogEntry
+from loopscope.service.responses import Json
 
 T = TypeVar("T")
 _KEPT = 512
@@ -49,25 +49,25 @@ HEADLINES = {
 }
 
 
-class Views:
+class CachedViews:
     """Results by run and by the version of its files, made once for all who ask; the least recently asked ones go."""
 
     def __init__(self, bounds: Bounds = None) -> None:
         self._bounds = bounds
         # Stands where each answer's own nonce goes; nobody can guess it, so that no name of a run can hold it.
         self._nonce = secrets.token_hex(16)
-        self.kept = Kept(most=_KEPT, most_bytes=_KEPT_BYTES)
+        self.cache = ResultCache(most=_KEPT, most_bytes=_KEPT_BYTES)
         """What is kept, and how large it is."""
 
-    async def page(self, entry: Entry, nonce: str) -> str:
+    async def page(self, entry: CatalogEntry, nonce: str) -> str:
         """The run's page, for scripts that have `nonce`."""
         return (await self._shown(entry)).page.replace(self._nonce, nonce)
 
-    async def charts(self, entry: Entry) -> bytes:
+    async def charts(self, entry: CatalogEntry) -> bytes:
         """The run's charts and their data, as JSON."""
         return (await self._shown(entry)).charts
 
-    async def comparison(self, entries: Sequence[Entry], by: Axis, nonce: str) -> str:
+    async def comparison(self, entries: Sequence[CatalogEntry], by: Axis, nonce: str) -> str:
         """The page that compares runs."""
         keys = [entry.key for entry in entries]
         live = "/api/compare/version?" + urlencode([("run", key) for key in keys])
@@ -82,7 +82,7 @@ class Views:
                 nonce=self._nonce,
             )
 
-        page = await self.kept.get(
+        page = await self.cache.get(
             ("comparison", by, *keys),
             lambda: "".join(entry.version() for entry in entries),
             lambda: steady(entries, make),
@@ -90,37 +90,37 @@ class Views:
         )
         return page.replace(self._nonce, nonce)
 
-    async def headline(self, entry: Entry) -> dict[str, Any]:
+    async def headline(self, entry: CatalogEntry) -> dict[str, Any]:
         """The run's last values and alerts, in a few small queries."""
-        return await self.kept.get(
+        return await self.cache.get(
             ("headline", entry.key),
             entry.version,
             lambda: steady([entry], lambda: headline(open_run(entry.path), self._bounds)),
             _small,
         )
 
-    async def version(self, entry: Entry) -> tuple[str, str]:
+    async def version(self, entry: CatalogEntry) -> tuple[str, str]:
         """A text that changes whenever the run's files do, and its state; looked at once for all who ask at a time."""
-        return await self.kept.get(
+        return await self.cache.get(
             ("version", entry.key), _never_twice, lambda: (entry.version(), entry.state()), _small
         )
 
-    async def _shown(self, entry: Entry) -> _Shown:
-        return await self.kept.get(
+    async def _shown(self, entry: CatalogEntry) -> _Shown:
+        return await self.cache.get(
             ("page", entry.key),
             entry.version,
             lambda: steady([entry], lambda: self._show(entry)),
             _Shown.size,
         )
 
-    def _show(self, entry: Entry) -> _Shown:
+    def _show(self, entry: CatalogEntry) -> _Shown:
         part = part_of(open_run(entry.path), "r0", self._bounds)
         page = render([part], None, "", live=f"/api/runs/{entry.key}/version", nonce=self._nonce)
         # The text is kept, not the part: its rows as Python objects take twenty times the memory.
         return _Shown(page=page, charts=bytes(Json(plain_charts(part)).body))
 
 
-def steady(entries: Sequence[Entry], read: Callable[[], T]) -> T:
+def steady(entries: Sequence[CatalogEntry], read: Callable[[], T]) -> T:
     """What `read` gives; tried again where files went away under it.
 
     Raises:

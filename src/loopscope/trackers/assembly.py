@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from loopscope.trackers import values
+from loopscope.trackers import scalars as trackers_scalars
 from loopscope.trackers.protocol import StepValues
 from loopscope.trackers.visits import NEEDED, TableSchedule, visit_table
 
@@ -98,10 +98,10 @@ class StepAssembler:
                 yield made
 
     def _values(self, step: int, held: _Step, dropped: int) -> StepValues | None:
-        scalars = values.of_trace(held.tables) | values.of_probe(held.tables)
-        scalars |= values.of_health(held.tables.get("health", ()))
+        scalars = trackers_scalars.of_trace(held.tables) | trackers_scalars.of_probe(held.tables)
+        scalars |= trackers_scalars.of_health(held.tables.get("health", ()))
         if held.loss is not None:
-            scalars |= values.of_loss(held.loss)
+            scalars |= trackers_scalars.of_loss(held.loss)
         if not scalars:
             return None
         if "health/coverage" in scalars or held.loss is not None:

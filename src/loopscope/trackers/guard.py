@@ -12,7 +12,7 @@ from loopscope.alerts import AlertNotice
 from loopscope.collect.faults import describe
 from loopscope.trackers.budget import KeyBudget
 from loopscope.trackers.protocol import StepValues, Tracker
-from loopscope.trackers.values import CORE_KEYS
+from loopscope.trackers.scalars import CORE_KEYS
 
 _log = logging.getLogger("loopscope.trackers")
 
