@@ -45,7 +45,7 @@ def speaking_sql(table: str, *, any_global: bool, any_local: bool, lowest: int |
     Args:
         table: the table or view that the condition is used with.
         any_global: the table has global rows.
-        any_local: the table has other rows.
+        any_local: the table has other rows, at a step without global ones; where that is not known, other rows.
         lowest: the lowest rank of its other rows; None where none has a rank.
     """
     is_global = "aggregation_scope = 'global'"
@@ -53,7 +53,7 @@ def speaking_sql(table: str, *, any_global: bool, any_local: bool, lowest: int |
     if not any_global:
         return own
     if not any_local:
-        return "true"
+        return is_global
     return f"({is_global} or ({own} and step not in (select step from {table} where {is_global})))"
 
 

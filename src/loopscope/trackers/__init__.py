@@ -15,7 +15,7 @@ from loopscope.trackers.guard import GuardedTracker
 from loopscope.trackers.protocol import StepValues, Tracker, TrackerStart, VisitTable
 from loopscope.trackers.registry import check_trackers, known_trackers
 from loopscope.trackers.start import start_trackers
-from loopscope.trackers.writer import TrackingWriter
+from loopscope.trackers.writer import TrackerObserver, TrackingWriter
 
 __all__ = [
     "KEY_LIMIT",
@@ -23,6 +23,7 @@ __all__ = [
     "KeyBudget",
     "StepValues",
     "Tracker",
+    "TrackerObserver",
     "TrackerStart",
     "TrackingWriter",
     "VisitTable",

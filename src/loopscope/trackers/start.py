@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 from loopscope.trackers.budget import KEY_LIMIT
@@ -38,17 +39,13 @@ def start_trackers(
         handle = shared.get(name)
         limit = KEY_LIMIT if handle is None else KEY_LIMIT - OF_THE_TRAINER
         own = replace(start, shared=handle, key_limit=limit)
-        guarded = GuardedTracker(name, _starter(name, own), limit=limit, on_error=on_error, tell=tell)
+        guarded = GuardedTracker(name, partial(_start, name, own), limit=limit, on_error=on_error, tell=tell)
         guarded.start()
         started.append(guarded)
     return started
 
 
-class _starter:  # noqa: N801  (a function with its arguments)
-    def __init__(self, name: str, start: TrackerStart) -> None:
-        self._name, self._with = name, start
-
-    def __call__(self) -> Tracker:
-        if isinstance(self._with.shared, Exception):
-            raise self._with.shared
-        return backend(self._name).start(self._with)
+def _start(name: str, start: TrackerStart) -> Tracker:
+    if isinstance(start.shared, Exception):
+        raise start.shared
+    return backend(name).start(start)
