@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from loopscope.catalog.registry import GAUGES
 from loopscope.service.catalog import CatalogEntry
-from loopscope.service.views import HEADLINES
 
 MOST_RUNS = 50
 """Runs with gauges: live ones first, then the newest."""
@@ -17,7 +17,7 @@ _MOST_NAME = 120
 _GAUGES = {
     "step": "last optimizer step with a row of losses",
     "tokens_seen": "training tokens up to that step",
-    **{name: f"{sql} over the table {table} at its last step" for name, (table, sql) in HEADLINES.items()},
+    **{gauge.name: gauge.help for gauge in GAUGES.values() if gauge.headline},
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -14,9 +13,11 @@ import duckdb
 
 from loopscope.alerts import Bounds
 from loopscope.analysis import Run, open_run
+from loopscope.analysis.gauges import last_values
 from loopscope.analysis.health_findings import findings
-from loopscope.analysis.records import records, value
+from loopscope.analysis.records import records
 from loopscope.analysis.scope import scope_of
+from loopscope.catalog.registry import GAUGES
 from loopscope.errors import StoreError
 from loopscope.report.compare import Axis, comparison
 from loopscope.report.page import render
@@ -28,25 +29,6 @@ from loopscope.service.responses import Json
 T = TypeVar("T")
 _KEPT = 512
 _KEPT_BYTES = 128 << 20
-
-# Name of the gauge → (table, SQL over the last step's rows)
-HEADLINES = {
-    "loss_task": ("loss", "any_value(task_loss)"),
-    "loss_total": ("loss", "any_value(total_loss)"),
-    "moe_lb_loss": ("loss", "any_value(lb_loss)"),
-    "moe_maxvio_max": ("router", "max(maxvio_count)"),
-    "moe_dead": ("router", "sum(dead_experts)"),
-    "moe_load_entropy_min": ("router", "min(load_entropy_ratio)"),
-    "moe_z_mean": ("router", "avg(z_mean)"),
-    "moe_logit_abs_max": ("router", "max(logit_abs_max)"),
-    "loop_relative_delta_last": (
-        "transition",
-        "arg_max(relative_delta, to_pos) filter (kind = 'step_boundary')",
-    ),
-    "loop_growth_last": ("transition", "arg_max(growth, to_pos) filter (kind = 'step_boundary')"),
-    "loop_token_corr_last": ("residual", "arg_max(token_correlation, unrolled_pos) filter (block = 'loop')"),
-    "probe_loss": ("probe_loss", "any_value(loss_mean) filter (stratum_kind = 'all')"),
-}
 
 
 class CachedViews:
@@ -161,19 +143,19 @@ def _never_twice() -> str:
 
 
 def headline(run: Run, bounds: Bounds = None) -> dict[str, Any]:
-    """Plain values for the list, the API and the gauges; what is not known is null."""
+    """Plain values for the list, the API and the gauges; what is null, or not known, is None.
+
+    `skipped` says of each gauge how many null rows it left out.
+    """
     found: dict[str, Any] = {"step": None, "tokens_seen": None, "wall_time": None}
-    for row in _last(
-        run, "loss", "max(step) as step, max(tokens_seen) as tokens_seen, max(wall_time) as wall_time"
-    ):
-        found |= row
+    if "loss" in run.tables:
+        newest = f"from loss where {scope_of(run, 'loss').where} order by step desc limit 1"
+        found |= next(records(run, f"select {', '.join(found)} {newest}"), {})
     if found["wall_time"] is not None:
         found["wall_time"] = found["wall_time"].isoformat()
-    for table in dict.fromkeys(table for table, _ in HEADLINES.values()):
-        wanted = ", ".join(f"{sql} as {name}" for name, (of, sql) in HEADLINES.items() if of == table)
-        for row in _last(run, table, wanted):
-            found |= {name: _finite(cell) for name, cell in row.items()}
-    found = {**dict.fromkeys(HEADLINES), **found}
+    last = last_values(run)
+    found |= {GAUGES[key].name: at.value for key, at in last.items()}
+    found["skipped"] = {GAUGES[key].name: at.skipped for key, at in last.items() if at.skipped}
     result = findings(run, bounds)
     found["health"] = result.state
     found["findings"] = [
@@ -181,19 +163,3 @@ def headline(run: Run, bounds: Bounds = None) -> dict[str, Any]:
         for f in result.found
     ]
     return found
-
-
-def _finite(cell: Any) -> float | None:
-    return float(cell) if cell is not None and math.isfinite(cell) else None
-
-
-def _last(run: Run, table: str, wanted: str) -> list[dict[str, Any]]:
-    if table not in run.tables:
-        return []
-    where = scope_of(run, table).where
-    step = value(run, f"select max(step) from {table} where {where}")
-    return (
-        []
-        if step is None
-        else list(records(run, f"select {wanted} from {table} where {where} and step = {step}"))
-    )
