@@ -12,6 +12,8 @@ from loopscope.analysis.probes import require_same_corpus
 from loopscope.analysis.records import records, value
 from loopscope.analysis.run import Run
 from loopscope.analysis.scope import scope_of
+from loopscope.catalog.gauge import equal_sql
+from loopscope.catalog.registry import TABLES
 from loopscope.errors import ProbeError
 
 By = Literal["run", "block", "loop_step", "layer"]
@@ -19,17 +21,6 @@ By = Literal["run", "block", "loop_step", "layer"]
 # Of the run itself, not of how it was trained.
 _OWN = ("loopscope.out", "loopscope.run_name", "trainer.loopscope.out", "trainer.loopscope.run_name")
 
-_METRICS: Mapping[str, tuple[str, ...]] = {
-    "loss": ("task_loss", "total_loss", "lb_loss", "z_loss", "grad_norm"),
-    "router": (
-        "load_entropy_ratio", "maxvio_count", "dead_experts", "token_entropy_ratio", "margin_p50", "z_mean",
-        "logit_abs_max",
-    ),
-    "residual": ("norm_mean", "token_correlation"),
-    "transition": ("relative_delta", "growth", "state_cosine", "topk_overlap"),
-    "probe_loss": ("loss_mean",),
-}  # fmt: skip
-_ROWS = {"transition": "kind = 'step_boundary'", "probe_loss": "stratum_kind = 'all'"}
 # What rows are grouped by; None where a table has no such coordinate.
 _GROUPS: Mapping[tuple[str, By], str] = {
     ("loss", "run"): "'all steps'",
@@ -163,20 +154,20 @@ def _beyond(
 
 def _means(run: Run, window: tuple[int, int], by: By) -> dict[tuple[str, str, str], float | None]:
     found: dict[tuple[str, str, str], float | None] = {}
-    for table, metrics in _METRICS.items():
+    for table, spec in TABLES.items():
         place = _GROUPS.get((table, by))
         if place is None or table not in run.tables:
             continue
+        metrics = [column.name for column in spec.shown("diff")]
         visit = {"router": "unrolled_pos", "residual": "unrolled_pos", "transition": "to_pos"}.get(table, "0")
-        averages = ", ".join(f"avg({metric}) as {metric}" for metric in metrics)
         means = ", ".join(f"avg({metric}) as {metric}" for metric in metrics)
-        where = f"{scope_of(run, table).where} and {_ROWS.get(table, 'true')} and ({place}) is not null"
+        where = f"{scope_of(run, table).where} and {equal_sql(spec.shown_rows)} and ({place}) is not null"
         if table == "probe_loss":
             where += f" and {_last(window)}"
         else:
             where += f" and step between {window[0]} and {window[1]}"
         query = (
-            f"select place, {means} from (select {place} as place, {visit} as visit, {averages} from {table} "
+            f"select place, {means} from (select {place} as place, {visit} as visit, {means} from {table} "
             f"where {where} group by all) group by place order by min(visit)"
         )
         for row in records(run, query):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from loopscope.analysis.run import Run
 from loopscope.analysis.scope import scope_of
 from loopscope.catalog.gauge import Gauge, evaluate
-from loopscope.catalog.registry import GAUGES, TABLES
+from loopscope.catalog.registry import TABLES
 
 
 class LastValue(NamedTuple):
@@ -22,13 +22,16 @@ class LastValue(NamedTuple):
     """Rows that were null and left out of a maximum, minimum, mean or sum."""
 
 
-def last_values(run: Run) -> dict[str, LastValue]:
-    """Key → every gauge of the catalogue at the last step of its table."""
-    found = dict.fromkeys(GAUGES, LastValue(None, 0))
-    for table in TABLES.values():
-        if table.gauges and table.name in run.tables:
-            columns = gauge_columns(run, table.gauges, last=True)
-            found |= {gauge.key: LastValue(*evaluate(gauge, columns)) for gauge in table.gauges}
+def last_values(run: Run, *tables: str) -> dict[str, LastValue]:
+    """Key → every gauge of these tables, or of all, at the last step of its table."""
+    found = {}
+    for name in tables or TABLES:
+        if gauges := TABLES[name].gauges:
+            there = name in run.tables
+            columns = gauge_columns(run, gauges, last=True) if there else {}
+            found |= {
+                g.key: LastValue(*evaluate(g, columns)) if there else LastValue(None, 0) for g in gauges
+            }
     return found
 
 

@@ -16,6 +16,15 @@ SCOPE = ("step", "aggregation_scope", "rank")
 BLOCKS = ("head", "loop", "tail")
 """In the order of depth."""
 
+VISIT = ("block", "unrolled_pos", "loop_step", "layer_idx")
+"""The columns that say which visit a row is about."""
+
+VISIT_INDEX = (
+    "case when block = 'tail' then dense_rank() over (partition by step, block order by unrolled_pos) - 1 "
+    "else unrolled_pos end"
+)
+"""`index` of `visit_label` as SQL, over whole steps of a table with `VISIT`."""
+
 
 def speaking(columns: Columns, lowest: float | None = None) -> NDArray[np.bool_]:
     """True for the rows of one table that stand for the run.
@@ -80,7 +89,7 @@ def visit_labels(columns: Columns) -> list[str]:
     """The label of every row's visit; tail visits are counted from the tail's start, step by step.
 
     Args:
-        columns: `block`, `unrolled_pos`, `loop_step`, `layer_idx`, and `step` where there are several; [n] each.
+        columns: `VISIT`, and `step` where there are several; [n] each.
     """
     position = np.asarray(columns["unrolled_pos"], dtype=np.int64)
     step = np.asarray(columns.get("step", np.zeros(len(position))), dtype=np.int64)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from loopscope.catalog.rows import VISIT, visit_labels
 from loopscope.cli.console import MISSING, make_console, make_table, step_progress
 from loopscope.errors import ConfigError, ProbeError
 
@@ -159,10 +160,11 @@ def _show(found: Comparison, first: Path, second: Path) -> None:
         ["pos", "visit", "choice changed", "entropy, nats", "norm, relative", "reading"],
         left=["visit", "reading"],
     )
-    for change in found.visits:
+    labels = visit_labels({name: [getattr(change.visit, name) for change in found.visits] for name in VISIT})
+    for label, change in zip(labels, found.visits, strict=True):
         table.add_row(
             str(change.visit.unrolled_pos),
-            _name(change),
+            label,
             _cell(change.choice),
             _cell(change.entropy),
             _cell(change.norm),
@@ -186,11 +188,6 @@ def _show(found: Comparison, first: Path, second: Path) -> None:
             "--corpus",
             markup=False,
         )
-
-
-def _name(change: VisitChange) -> str:
-    visit = change.visit
-    return f"layer {visit.layer_idx}, loop step {visit.loop_step}" if visit.block == "loop" else visit.block
 
 
 def _cell(interval: Interval | None) -> str:

@@ -145,12 +145,14 @@ def _never_twice() -> str:
 def headline(run: Run, bounds: Bounds = None) -> dict[str, Any]:
     """Plain values for the list, the API and the gauges; what is null, or not known, is None.
 
-    `skipped` says of each gauge how many null rows it left out.
+    `scope` says in words whose rows the losses are, `skipped` of each gauge how many null rows it left out.
     """
     found: dict[str, Any] = {"step": None, "tokens_seen": None, "wall_time": None}
     if "loss" in run.tables:
-        newest = f"from loss where {scope_of(run, 'loss').where} order by step desc limit 1"
+        scope = scope_of(run, "loss")
+        newest = f"from loss where {scope.where} order by step desc limit 1"
         found |= next(records(run, f"select {', '.join(found)} {newest}"), {})
+        found["scope"] = scope.words
     if found["wall_time"] is not None:
         found["wall_time"] = found["wall_time"].isoformat()
     last = last_values(run)

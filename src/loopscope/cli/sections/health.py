@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from loopscope.cli.console import make_table, plain, titled
-from loopscope.cli.sections.rows import records
+from loopscope.cli.sections.rows import fetch
 
 if TYPE_CHECKING:
     from loopscope.analysis import Run
@@ -36,7 +36,7 @@ def _rows_of(run: Run) -> str:
 
 
 def _coverage(run: Run, event: str, noun: str) -> list[RenderableType]:
-    rows = records(
+    rows = fetch(
         run,
         "health",
         "select step, min(value) as share, min(count) as seen, "
@@ -60,7 +60,7 @@ def _coverage(run: Run, event: str, noun: str) -> list[RenderableType]:
 
 def _events(run: Run) -> list[RenderableType]:
     routine = ", ".join(f"'{name}'" for name in _ROUTINE)
-    rows = records(
+    rows = fetch(
         run,
         "health",
         "select event, severity, count(*) as rows, sum(coalesce(count, 1))::bigint as total, min(step) as "
@@ -89,7 +89,7 @@ def _short(detail: str | None) -> str:
 
 
 def _cost(run: Run) -> list[RenderableType]:
-    rows: list[dict[str, Any]] = records(
+    rows: list[dict[str, Any]] = fetch(
         run,
         "health",
         "select count(distinct step) as steps, avg(value) as mean, max(value) as most "

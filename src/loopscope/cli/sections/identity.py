@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from loopscope.cli.console import MISSING, make_table, plain, titled
-from loopscope.cli.sections.rows import records
+from loopscope.cli.sections.rows import fetch
 
 if TYPE_CHECKING:
     from loopscope.analysis import Run
@@ -23,14 +23,14 @@ def section(run: Run) -> list[RenderableType]:
         *_progress(run),
         *_attempts(run),
     ]
-    counts = [(name, records(run, name, f"select count(*) as n from {name}")[0]["n"]) for name in run.tables]
+    counts = [(name, fetch(run, name, f"select count(*) as n from {name}")[0]["n"]) for name in run.tables]
     written = [f"{name} {rows}" for name, rows in counts if rows]
     lines.append(Text("live rows: " + (", ".join(written) if written else "none yet")))
     return lines
 
 
 def _progress(run: Run) -> list[RenderableType]:
-    found = records(
+    found = fetch(
         run,
         "loss",
         "select min(step) as first, max(step) as last, count(distinct step) as steps, "
