@@ -9,6 +9,9 @@ from loopscope.catalog.gauge import Gauge
 from loopscope.catalog.table import TableSpec
 from loopscope.catalog.tables.keys import ROW_KEY, RUN_KEYS, TOKEN_KEYS
 
+PAIR_KINDS = ("within_step", "step_boundary", "wrap", "from_input", "entry", "exit")
+"""What relates the two visits of a row."""
+
 _int = partial(Column, type="int32")
 _BY_TOKEN = "mean by num_tokens"
 _BAD = "non-finite residual: nonfinite"
@@ -84,7 +87,7 @@ TABLE = TableSpec(
         Column(
             name="kind",
             type="string",
-            formula="within_step, step_boundary, wrap, from_input, entry or exit",
+            formula=f"{', '.join(PAIR_KINDS[:-1])} or {PAIR_KINDS[-1]}",
             required=True,
         ),
         _int(name="from_pos", formula="unrolled_pos of the earlier visit", required=True),
