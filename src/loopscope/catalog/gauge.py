@@ -55,11 +55,16 @@ class Gauge:
         return self.key.replace("/", "_")
 
     @property
+    def words(self) -> str:
+        """What it is of a step's rows, in Markdown."""
+        said = _WORDS[self.how].format(column=f"`{self.column}`", place=f"`{self.place}`")
+        rows = "".join(f", {column} {value}" for column, value in self.where)
+        return f"{said} of `{self.table}`{rows}"
+
+    @property
     def help(self) -> str:
-        """What it is, in one line."""
-        said = _WORDS[self.how].format(column=self.column, place=self.place)
-        only = "".join(f", {column} {value}" for column, value in self.where)
-        return f"{said} over the table {self.table} at its last step{only}"
+        """What it is at the end of a run, in one line."""
+        return f"{self.words} at its last step".replace("`", "")
 
     @property
     def needs(self) -> tuple[str, ...]:
