@@ -24,7 +24,7 @@ class LastValue(NamedTuple):
 
 def last_values(run: Run, *tables: str) -> dict[str, LastValue]:
     """Key → every gauge of these tables, or of all, at the last step of its table."""
-    found = {}
+    found: dict[str, LastValue] = {}
     for name in tables or TABLES:
         if gauges := TABLES[name].gauges:
             there = name in run.tables

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loopscope.catalog.gauge import Columns, as_floats
+
+T = TypeVar("T")
 
 SCOPE = ("step", "aggregation_scope", "rank")
 """The columns that say whose a row is."""
@@ -64,6 +66,13 @@ def speaking_sql(table: str, *, any_global: bool, any_local: bool, lowest: int |
     if not any_local:
         return is_global
     return f"({is_global} or ({own} and step not in (select step from {table} where {is_global})))"
+
+
+def evenly(items: Sequence[T], most: int) -> Sequence[T]:
+    """At most `most` items, evenly over all of them, the first and the last among them."""
+    if len(items) <= most:
+        return items
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, list[Any]]:

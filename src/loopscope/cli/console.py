@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from rich import box
 from rich.console import Console, RenderableType
@@ -64,12 +65,31 @@ def plain(text: str) -> str:
     return "".join(sign if sign.isprintable() or sign == "\n" else "\ufffd" for sign in text)
 
 
-def make_table(columns: Sequence[str], *, left: Sequence[str] = ()) -> Table:
-    """A plain table; columns are right-aligned, those named in `left` are not."""
+def make_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]] = (),
+    *,
+    left: Sequence[str] = (),
+    digits: int = 4,
+) -> Table:
+    """A plain table; columns are right-aligned, those named in `left` are not.
+
+    Args:
+        columns: headings.
+        rows: cells: `Text`; strings, which are text, never markup or orders to the terminal; or what `number` writes.
+        left: headings of the columns that are left-aligned.
+        digits: of numbers.
+    """
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1))
     for name in columns:
         table.add_column(name, justify="left" if name in left else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else Text(_written(cell, digits)) for cell in row))
     return table
+
+
+def _written(cell: str | float | None, digits: int) -> str:
+    return plain(cell) if isinstance(cell, str) else number(cell, digits)
 
 
 def titled(title: str, table: Table) -> list[RenderableType]:

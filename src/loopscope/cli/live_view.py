@@ -91,11 +91,9 @@ def _losses(run: Run, points: int) -> list[RenderableType]:
     )[::-1]  # fmt: skip
     if not rows:
         return []
-    table = make_table(("loss", "now", f"last {len(rows)} steps"), left=("loss", f"last {len(rows)} steps"))
-    for name in names:
-        values = [row[name] for row in rows]
-        table.add_row(name, number(values[-1]), sparkline(_thin(values, points)))
-    return [table]
+    cells = [(name, rows[-1][name], sparkline(_thin([row[name] for row in rows], points))) for name in names]
+    columns = ("loss", "now", f"last {len(rows)} steps")
+    return [make_table(columns, cells, left=columns[::2])]
 
 
 def _loop(run: Run, points: int, *, narrow: bool) -> list[RenderableType]:
@@ -107,17 +105,16 @@ def _loop(run: Run, points: int, *, narrow: bool) -> list[RenderableType]:
     )  # fmt: skip
     if not rows:
         return []
-    columns = ("loop step", "relative delta", "growth", "cosine", "relative delta over traces")
-    if narrow:
-        columns = ("step", "delta", "growth", "", "over traces")
-    shown = [i for i, name in enumerate(columns) if name]
-    table = make_table([columns[i] for i in shown], left=columns[-1:])
-    for step in sorted({row["r"] for row in rows}):
-        of = [row for row in rows if row["r"] == step]
-        line = sparkline([row["delta"] for row in of])
-        numbers = [number(of[-1][name]) for name in ("delta", "growth", "cosine")]
-        cells = [f"{step - 1} → {step}", *numbers, line]
-        table.add_row(*(cells[i] for i in shown))
+    names = {"delta": "delta", "growth": "growth"}
+    if not narrow:
+        names = {"delta": "relative delta", "growth": "growth", "cosine": "cosine"}
+    by_step = {step: [row for row in rows if row["r"] == step] for step in sorted({row["r"] for row in rows})}
+    cells = [
+        (f"{step - 1} → {step}", *(of[-1][name] for name in names), sparkline([row["delta"] for row in of]))
+        for step, of in by_step.items()
+    ]
+    columns = ["step" if narrow else "loop step", *names.values(), f"{names['delta']} over traces"]
+    table = make_table(columns, cells, left=columns[-1:])
     title = f"The loop, mean over its layers' own values{scope_note(run, 'transition')}"
     return [*titled(title, table), gauges_line(run, "transition", "residual")]
 
@@ -130,11 +127,9 @@ def _worst(run: Run, *, narrow: bool) -> list[RenderableType]:
     )  # fmt: skip
     if not rows:
         return []
-    table = make_table(["visit", *(column.heading for column in columns), "of E"], left=("visit",))
-    for row in rows:
-        table.add_row(
-            label(row), *(number(row[column.name]) for column in columns), number(row["num_experts"])
-        )
+    headings = ["visit", *(column.heading for column in columns), "of E"]
+    cells = [(label(row), *(row[column.name] for column in columns), row["num_experts"]) for row in rows]
+    table = make_table(headings, cells, left=("visit",))
     title = f"Most overloaded visits at step {rows[0]['step']}{scope_note(run, 'router')}"
     return [*titled(title, table), gauges_line(run, "router")]
 

@@ -38,7 +38,5 @@ class Support:
             return
         console.print(f"{task} on {backend}")
         columns = ("setting", "status", "why")
-        table = make_table(columns, left=columns)
-        for entry in gaps(task, backend):
-            table.add_row(entry.field, entry.status, entry.reason)
-        console.print(table)
+        rows = [(entry.field, entry.status, entry.reason) for entry in gaps(task, backend)]
+        console.print(make_table(columns, rows, left=columns))

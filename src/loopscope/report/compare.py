@@ -96,7 +96,7 @@ def _points(run: Run, gauge: Gauge, size: int) -> list[tuple[dict[str, float], d
 
     def over(how: How, values: NDArray[np.float64]) -> list[float]:
         summed = Gauge(key="", table="", column="value", how=how)
-        return evaluate_by_step(summed, {"step": bucket, "value": values}).value.tolist()
+        return list(evaluate_by_step(summed, {"step": bucket, "value": values}).value)
 
     return [
         ({"step": at, "tokens": seen}, {"value": mean, "low": low, "high": high})

@@ -30,7 +30,7 @@ from loopscope.service.openapi import openapi
 from loopscope.service.prometheus import MOST_RUNS as MOST_GAUGED
 from loopscope.service.prometheus import exposition
 from loopscope.service.responses import Json, encoded
-from loopscope.service.rows import rows, whole_number
+from loopscope.service.rows import number, rows
 from loopscope.service.views import CachedViews, steady
 
 _PER_PAGE = 50
@@ -81,7 +81,7 @@ class _Service:
     async def index(self, request: Request) -> Response:
         entries = await run_in_threadpool(self._catalog.entries)
         pages = max(1, -(-len(entries) // _PER_PAGE))
-        page = min(pages, _bounded(request.query_params.get("page"), 1, pages))
+        page = min(pages, number(request.query_params, "page", 1, 1, pages))
         shown = entries[(page - 1) * _PER_PAGE : page * _PER_PAGE]
         states = await run_in_threadpool(lambda: [(entry, entry.state()) for entry in shown])
         nonce = secrets.token_urlsafe(16)
@@ -147,7 +147,7 @@ class _Service:
         return Json(openapi(__version__))
 
     async def list_runs(self, request: Request) -> Response:
-        limit = _bounded(request.query_params.get("limit"), 100, 1000)
+        limit = number(request.query_params, "limit", 100, 1, 1000)
         entries = await run_in_threadpool(self._catalog.entries)
         found = await run_in_threadpool(lambda: [_described(entry) for entry in entries[:limit]])
         return Json({"runs": found, "total": len(entries), "truncated": len(entries) > len(found)})
@@ -187,15 +187,6 @@ def _described(entry: CatalogEntry) -> dict[str, Any]:
         "key": entry.key, "name": entry.name, "run_id": entry.run_id, "place": entry.place, "created": created,
         "state": "unreadable" if entry.problem else entry.state(), "problem": entry.problem,
     }  # fmt: skip
-
-
-def _bounded(text: str | None, default: int, most: int) -> int:
-    if text is None:
-        return default
-    number = whole_number(text)
-    if number is None or not 1 <= number <= max(1, most):
-        raise ConfigError(f"got {text[:40]!r}, expected an integer from 1 to {max(1, most)}")
-    return number
 
 
 def _html(text: str, nonce: str) -> Response:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from loopscope.analysis.liveness import Liveness, liveness
@@ -46,16 +47,11 @@ class CatalogEntry:
 
     def version(self) -> str:
         """Changes whenever a file of the run does; "gone" where the folder is no more."""
-        digest = hashlib.sha256()
         try:
-            found = sorted(_signs(self.path))
+            signs = sorted(_signs(self.path))
         except OSError:
             return "gone"
-        if not found:
-            return "gone"
-        for sign in found:
-            digest.update(repr(sign).encode())
-        return digest.hexdigest()[:20]
+        return hashlib.sha256(repr(signs).encode()).hexdigest()[:20] if signs else "gone"
 
 
 class Catalog:
@@ -103,16 +99,13 @@ class Catalog:
     def _entry(self, path: Path) -> CatalogEntry:
         place = path.relative_to(self.root).as_posix()
         key = hashlib.sha256(os.fsencode(place)).hexdigest()[:16]
+        named = partial(CatalogEntry, key=key, path=path, place=place)
         try:
             manifest = read_manifest(path)
         except StoreError as error:
-            return CatalogEntry(
-                key=key, path=path, place=place, name=path.name, run_id="", created=None, problem=str(error)
-            )
+            return named(name=path.name, run_id="", created=None, problem=str(error))
         name = manifest.run_name or path.name
-        return CatalogEntry(
-            key=key, path=path, place=place, name=name, run_id=manifest.run_id, created=manifest.created
-        )
+        return named(name=name, run_id=manifest.run_id, created=manifest.created)
 
 
 def _manifests(root: Path) -> Iterator[tuple[Path, os.stat_result]]:

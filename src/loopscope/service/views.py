@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
@@ -29,6 +28,7 @@ from loopscope.service.responses import Json
 T = TypeVar("T")
 _KEPT = 512
 _KEPT_BYTES = 128 << 20
+_SMALL = 4096
 
 
 class CachedViews:
@@ -43,11 +43,11 @@ class CachedViews:
 
     async def page(self, entry: CatalogEntry, nonce: str) -> str:
         """The run's page, for scripts that have `nonce`."""
-        return (await self._shown(entry)).page.replace(self._nonce, nonce)
+        return (await self._shown(entry))[0].replace(self._nonce, nonce)
 
     async def charts(self, entry: CatalogEntry) -> bytes:
         """The run's charts and their data, as JSON."""
-        return (await self._shown(entry)).charts
+        return (await self._shown(entry))[1]
 
     async def comparison(self, entries: Sequence[CatalogEntry], by: Axis, nonce: str) -> str:
         """The page that compares runs."""
@@ -55,14 +55,8 @@ class CachedViews:
         live = "/api/compare/version?" + urlencode([("run", key) for key in keys])
 
         def make() -> str:
-            runs = [open_run(entry.path) for entry in entries]
-            return render(
-                [],
-                comparison(runs, [shown_name(e.name) for e in entries], by),
-                "",
-                live=live,
-                nonce=self._nonce,
-            )
+            part = comparison([open_run(e.path) for e in entries], [shown_name(e.name) for e in entries], by)
+            return render([], part, "", live=live, nonce=self._nonce)
 
         page = await self.cache.get(
             ("comparison", by, *keys),
@@ -78,28 +72,33 @@ class CachedViews:
             ("headline", entry.key),
             entry.version,
             lambda: steady([entry], lambda: headline(open_run(entry.path), self._bounds)),
-            _small,
+            lambda _: _SMALL,
         )
 
     async def version(self, entry: CatalogEntry) -> tuple[str, str]:
         """A text that changes whenever the run's files do, and its state; looked at once for all who ask at a time."""
+        # A version that never comes twice: nothing that was made before is taken.
         return await self.cache.get(
-            ("version", entry.key), _never_twice, lambda: (entry.version(), entry.state()), _small
+            ("version", entry.key),
+            lambda: secrets.token_hex(8),
+            lambda: (entry.version(), entry.state()),
+            lambda _: _SMALL,
         )
 
-    async def _shown(self, entry: CatalogEntry) -> _Shown:
+    async def _shown(self, entry: CatalogEntry) -> tuple[str, bytes]:
+        """Page and charts. The text is kept, not the part: its rows as Python objects take twenty times the memory."""
+
+        def make() -> tuple[str, bytes]:
+            part = part_of(open_run(entry.path), "r0", self._bounds)
+            page = render([part], None, "", live=f"/api/runs/{entry.key}/version", nonce=self._nonce)
+            return page, bytes(Json(plain_charts(part)).body)
+
         return await self.cache.get(
             ("page", entry.key),
             entry.version,
-            lambda: steady([entry], lambda: self._show(entry)),
-            _Shown.size,
+            lambda: steady([entry], make),
+            lambda made: sum(map(len, made)),
         )
-
-    def _show(self, entry: CatalogEntry) -> _Shown:
-        part = part_of(open_run(entry.path), "r0", self._bounds)
-        page = render([part], None, "", live=f"/api/runs/{entry.key}/version", nonce=self._nonce)
-        # The text is kept, not the part: its rows as Python objects take twenty times the memory.
-        return _Shown(page=page, charts=bytes(Json(plain_charts(part)).body))
 
 
 def steady(entries: Sequence[CatalogEntry], read: Callable[[], T]) -> T:
@@ -123,23 +122,6 @@ def steady(entries: Sequence[CatalogEntry], read: Callable[[], T]) -> T:
             return found
         time.sleep(0.05)  # Whoever deletes or seals is half-way.
     raise AssertionError
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Shown:
-    page: str
-    charts: bytes
-
-    def size(self) -> int:
-        return len(self.page) + len(self.charts)
-
-
-def _small(result: object) -> int:
-    return 4096
-
-
-def _never_twice() -> str:
-    return secrets.token_hex(8)
 
 
 def headline(run: Run, bounds: Bounds = None) -> dict[str, Any]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Protocol, cast
 
 from loopscope.errors import ConfigError, UnsupportedError
 from loopscope.trackers import backends
@@ -19,24 +18,13 @@ ENTRY_POINTS = "loopscope.trackers"
 """Entry-point group of third parties: tracker name → a module like those in `backends/`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """A tracker that can be started."""
+class Backend(Protocol):
+    """What a file of `backends/` has, and what another package registers. Optional: `PACKAGES`, the modules that it
+    imports; `INSTALL`, what to do when one is missing."""
 
-    name: str
-    module: Any
-    """Has `start(TrackerStart) -> Tracker`; `PACKAGES`, the modules that it imports; `INSTALL`, what to do when one
-    is missing."""
-
-    def missing(self) -> list[str]:
-        """Modules that it needs and that are not installed."""
-        return [name for name in getattr(self.module, "PACKAGES", ()) if not _is_installed(name)]
-
-    @property
-    def start(self) -> Callable[[TrackerStart], Tracker]:
-        """Starts it."""
-        started: Callable[[TrackerStart], Tracker] = self.module.start
-        return started
+    def start(self, begin: TrackerStart, /) -> Tracker:
+        """Start the tracker."""
+        ...
 
 
 @cache
@@ -52,7 +40,7 @@ def backend(name: str) -> Backend:
         ConfigError: there is no such tracker, or what is registered under its name is none.
     """
     if name in _built_in():
-        return Backend(name, import_module(f"{backends.__name__}.{name}"))
+        return cast(Backend, import_module(f"{backends.__name__}.{name}"))
     point = _registered().get(name)
     if point is None:
         known = ", ".join(known_trackers())
@@ -60,13 +48,13 @@ def backend(name: str) -> Backend:
             f"trackers names {name!r}, expected some of {known}. Another package can register a tracker under the "
             f"entry point group {ENTRY_POINTS}."
         )
-    module = point.load()
+    module: Backend = point.load()
     if not callable(getattr(module, "start", None)):
         raise ConfigError(
             f"the tracker {name!r} is registered as {point.value}, which has no start(TrackerStart); expected a "
             "module, or an object, that has it."
         )
-    return Backend(name, module)
+    return module
 
 
 def check_trackers(names: Iterable[str]) -> tuple[str, ...]:
@@ -82,8 +70,8 @@ def check_trackers(names: Iterable[str]) -> tuple[str, ...]:
     unique = tuple(dict.fromkeys(given))
     for name in unique:
         found = backend(name)
-        if missing := found.missing():
-            what = getattr(found.module, "INSTALL", f"pip install {' '.join(missing)}")
+        if missing := [one for one in getattr(found, "PACKAGES", ()) if not _is_installed(one)]:
+            what = getattr(found, "INSTALL", f"pip install {' '.join(missing)}")
             raise UnsupportedError(
                 f"trackers names {name!r}, but {' and '.join(missing)} cannot be imported; expected it to be "
                 f"installed. Run: {what}"

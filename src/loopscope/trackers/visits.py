@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from loopscope.catalog.registry import TABLES
-from loopscope.catalog.rows import columns_of, visit_labels
+from loopscope.catalog.rows import columns_of, evenly, visit_labels
 from loopscope.trackers.protocol import VisitTable
 
 Row = Mapping[str, Any]
-T = TypeVar("T")
 
 MAX_ROWS = 1000
 """Visits of one table: W&B's page shows some thousands of cells well, and the file stays under 200 kB."""
@@ -52,7 +51,7 @@ def visit_table(step: int, tables: Mapping[str, Sequence[Row]]) -> VisitTable | 
     if not router:
         return None
     labels = visit_labels(columns_of(router, _KEYS))
-    kept = _thinned(list(zip(labels, router, strict=True)))
+    kept = evenly(list(zip(labels, router, strict=True)), MAX_ROWS)
     others = [
         ({row[_POSITION[table]]: row for row in _shown(table, tables.get(table, ()))}, _SHOWN[table])
         for table in ("residual", "transition")
@@ -69,13 +68,6 @@ def visit_table(step: int, tables: Mapping[str, Sequence[Row]]) -> VisitTable | 
 def _shown(table: str, rows: Iterable[Row]) -> Iterator[Row]:
     wanted = TABLES[table].shown_rows
     return (row for row in rows if all(row.get(name) == value for name, value in wanted))
-
-
-def _thinned(rows: Sequence[T]) -> Sequence[T]:
-    """At most MAX_ROWS, evenly over the depth, the first and the last among them."""
-    if len(rows) <= MAX_ROWS:
-        return rows
-    return [rows[round(i * (len(rows) - 1) / (MAX_ROWS - 1))] for i in range(MAX_ROWS)]
 
 
 class TableSchedule:

@@ -12,7 +12,7 @@ from loopscope.cli.sections.rows import fetch
 
 if TYPE_CHECKING:
     from loopscope.analysis import Run
-    from loopscope.store import Attempt
+    from loopscope.store import Attempt, LiveRange
 
 
 def section(run: Run) -> list[RenderableType]:
@@ -55,18 +55,23 @@ def _attempts(run: Run) -> list[RenderableType]:
         return [Text(f"1 attempt, {only.world_size} rank(s), on {_host(only)}")]
     if not run.attempts:
         return [Text("no attempt yet: training has not begun its first step", style="yellow")]
-    table = make_table(["attempt", "parent", "first step", "live steps", "ranks", "host"], left=["host"])
-    for attempt in run.attempts:
-        live = run.live.get(attempt.attempt)
-        table.add_row(
-            str(attempt.attempt),
-            str(attempt.parent_attempt or MISSING),
-            str(attempt.first_step),
-            "none" if live is None else f"{live.start}–{'' if live.end is None else live.end - 1}",
-            str(attempt.world_size),
+    rows = [
+        (
+            attempt.attempt,
+            attempt.parent_attempt or MISSING,
+            attempt.first_step,
+            _steps(run.live.get(attempt.attempt)),
+            attempt.world_size,
             _host(attempt),
         )
-    return titled("Attempts", table)
+        for attempt in run.attempts
+    ]
+    columns = ["attempt", "parent", "first step", "live steps", "ranks", "host"]
+    return titled("Attempts", make_table(columns, rows, left=["host"]))
+
+
+def _steps(live: LiveRange | None) -> str:
+    return "none" if live is None else f"{live.start}–{'' if live.end is None else live.end - 1}"
 
 
 def _host(attempt: Attempt) -> str:

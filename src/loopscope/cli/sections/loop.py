@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import itertools
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
@@ -10,7 +11,7 @@ from rich.text import Text
 
 from loopscope.catalog.gauge import equal_sql
 from loopscope.catalog.registry import TABLES
-from loopscope.cli.console import make_table, number, titled
+from loopscope.cli.console import make_table, titled
 from loopscope.cli.sections.rows import fetch, gauges_line, missing_note, scope_note
 
 if TYPE_CHECKING:
@@ -32,15 +33,13 @@ def section(run: Run) -> list[RenderableType]:
     )
     if not found:
         return [Text("Loop: no pair of loop steps traced", style="yellow")]
-    table = make_table(["step", "loop step", *columns.values()])
-    previous = None
-    for row in found:
-        if previous not in (None, row["step"]):
-            table.add_section()
-        shown = str(row["step"]) if row["step"] != previous else ""
-        pair = f"{row['from_loop_step']} → {row['to_loop_step']}"
-        table.add_row(shown, pair, *(number(row[name], 3) for name in columns))
-        previous = row["step"]
+    cells: list[tuple[Any, ...]] = []
+    for step, group in itertools.groupby(found, key=itemgetter("step")):
+        pairs = [
+            (f"{r['from_loop_step']} → {r['to_loop_step']}", *(r[name] for name in columns)) for r in group
+        ]
+        cells += [("",)] * bool(cells) + [(step, *pairs[0]), *(("", *pair) for pair in pairs[1:])]
+    table = make_table(["step", "loop step", *columns.values()], cells, digits=3)
     layers = max(row["layers"] for row in found)
     title = (
         f"Loop convergence, one pass to the next (mean of {layers} layer(s){scope_note(run, 'transition')})"
@@ -59,7 +58,7 @@ def _verdict(found: list[dict[str, Any]]) -> Text:
     if len(last) < 2:
         return Text("one pair of loop steps: nothing to compare", style="dim")
     deltas = [row["relative_delta"] for row in last]
-    shrinking = all(after < before for before, after in pairwise(deltas))
+    shrinking = all(after < before for before, after in itertools.pairwise(deltas))
     trend = "shrinks with every pass" if shrinking else "does not shrink with every pass"
     return Text(
         f"at step {last[0]['step']} the move per pass {trend} ({deltas[0]:.3f} → {deltas[-1]:.3f})",

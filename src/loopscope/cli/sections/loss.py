@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from loopscope.catalog.registry import TABLES
-from loopscope.cli.console import make_table, number, titled
+from loopscope.cli.console import make_table, titled
 from loopscope.cli.sections.rows import change, fetch, missing_note, scope_note
 
 if TYPE_CHECKING:
@@ -29,18 +30,23 @@ def section(run: Run) -> list[RenderableType]:
     if not found:
         return [Text("Loss: no step recorded", style="yellow")]
     first, last = found[0], found[-1]
-    table = make_table(["", "first", "last", "change", "lowest", "at step"], left=[""])
-    for name in columns:
-        present = [row for row in found if row[name] is not None]
-        low = min(present, key=lambda row: row[name]) if present else {}
-        table.add_row(
-            name,
-            number(first[name]),
-            number(last[name]),
-            change(first[name], last[name]),
-            number(low.get(name)),
-            number(low.get("step")),
-        )
+    lowest = {
+        name: min((row for row in found if row[name] is not None), key=itemgetter(name), default={})
+        for name in columns
+    }
+    cells = [
+        (name, first[name], last[name], change(first[name], last[name]), low.get(name), low.get("step"))
+        for name, low in lowest.items()
+    ]
+    lowest = {
+        name: min((row for row in found if row[name] is not None), key=itemgetter(name), default={})
+        for name in columns
+    }
+    cells = [
+        (name, first[name], last[name], change(first[name], last[name]), low.get(name), low.get("step"))
+        for name, low in lowest.items()
+    ]
+    table = make_table(["", "first", "last", "change", "lowest", "at step"], cells, left=[""])
     return [
         *titled(f"Loss (nats{scope_note(run, 'loss')})", table),
         *missing_note((first, last), columns),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from loopscope.cli.console import make_table, number, titled
+from loopscope.cli.console import make_table, titled
 from loopscope.cli.sections.rows import change, fetch, missing_note, scope_note
 
 if TYPE_CHECKING:
@@ -49,18 +49,16 @@ def _corpus(rows: list[dict[str, Any]], scope: str) -> list[RenderableType]:
         {(row["stratum_kind"], row["stratum"]) for row in rows},
         key=lambda key: (_ORDER.get(key[0], 9), _BUCKETS.get(key[1], 9), key[1]),
     )
-    table = make_table(
-        ["stratum", "documents", f"step {first}", f"step {last}", "change"],
-        left=["stratum"],
-    )
-    shown = []
+    shown, cells = [], []
     for kind, name in strata:
         before, after = by_key.get((kind, name, first), {}), by_key.get((kind, name, last), {})
         # A bucket that no token falls into has no loss, which is no gap in the data.
         shown += [row for row in (before, after) if row and row.get("num_target_tokens") != 0]
         documents = (after or before).get("num_documents")
         start, end = before.get("loss_mean"), after.get("loss_mean")
-        table.add_row(_label(kind, name), number(documents), number(start), number(end), change(start, end))
+        cells.append((_label(kind, name), documents, start, end, change(start, end)))
+    columns = ["stratum", "documents", f"step {first}", f"step {last}", "change"]
+    table = make_table(columns, cells, left=["stratum"])
     title = (
         f"Probe loss (nats per token), corpus {rows[0]['corpus_name']} {rows[0]['corpus_hash'][:12]}, "
         f"{len(steps)} probe(s){scope}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from loopscope.cli.console import make_table, number, titled
+from loopscope.cli.console import make_table, titled
 from loopscope.cli.sections.rows import VISIT_COLUMNS, fetch, label, missing_note
 
 if TYPE_CHECKING:
@@ -35,10 +35,9 @@ def _readouts(run: Run) -> list[RenderableType]:
     if not found:
         return []
     table = make_table(
-        ["after loop step", "loss, nats", "KL from the one before", "entropy", "arg-max settled"]
+        ["after loop step", "loss, nats", "KL from the one before", "entropy", "arg-max settled"],
+        [(row["loop_step"], *(row[name] for name in _READOUT)) for row in found],
     )
-    for row in found:
-        table.add_row(str(row["loop_step"]), *(number(row[name]) for name in _READOUT))
     title = (
         f"Readout per loop step, through the {found[0]['readout']}, probe at step {found[0]['step']}, corpus "
         f"{found[0]['corpus_name']}"
@@ -62,22 +61,19 @@ def _visits(run: Run) -> list[RenderableType]:
         )
     }
     rho = {(row["unrolled_pos"], row["quantity"]): row["rho_cal"] for row in margins}
-    table = make_table(
-        ["pos", "visit", "margin", "selection gap", "reading", "disturbance", "choice flipped"],
-        left=["visit", "reading"],
-    )
     seen = {row["unrolled_pos"]: row for row in margins}
-    for position, row in seen.items():
-        found = growth.get(position, {})
-        table.add_row(
-            str(position),
+    cells = [
+        (
+            position,
             label(row),
-            number(rho.get((position, "margin")), 3),
-            number(rho.get((position, "selection_gap")), 3),
-            row["cell"] or "–",
-            number(found.get("amplification"), 3),
-            number(found.get("flipped_share"), 3),
+            *(rho.get((position, quantity)) for quantity in ("margin", "selection_gap")),
+            row["cell"],
+            *(growth.get(position, {}).get(name) for name in ("amplification", "flipped_share")),
         )
+        for position, row in seen.items()
+    ]
+    columns = ["pos", "visit", "margin", "selection gap", "reading", "disturbance", "choice flipped"]
+    table = make_table(columns, cells, left=["visit", "reading"], digits=3)
     one = margins[0]
     title = (
         f"Margins over their null ({one['shuffle_scope']} shuffles; 1: no structure), growth of a disturbance; "

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from loopscope.catalog.rows import evenly
 from loopscope.cli.console import make_table, number, titled
 from loopscope.cli.sections.rows import fetch, missing_note
 
@@ -36,12 +37,13 @@ def section(run: Run) -> list[RenderableType]:
 
 def _matrix(rows: list[dict[str, Any]]) -> list[RenderableType]:
     every = sorted({row[name] for row in rows for name in ("from_loop_step", "to_loop_step")})
-    steps = _spread(every)
+    steps = evenly(every, _MOST_COLUMNS)
     overlap = {(row["from_loop_step"], row["to_loop_step"]): row["topk_overlap"] for row in rows}
-    table = make_table(["loop step", *(str(step) for step in steps)])
-    for first in steps:
-        cells = ["1" if one == first else number(overlap.get(_pair(first, one)), 3) for one in steps]
-        table.add_row(str(first), *cells)
+    cells = [
+        (first, *(1 if one == first else overlap.get((min(first, one), max(first, one))) for one in steps))
+        for first in steps
+    ]
+    table = make_table(["loop step", *(str(step) for step in steps)], cells, digits=3)
     one = rows[0]
     title = (
         f"Top-k overlap of loop steps, layer {one['layer_idx']}, probe at step {one['step']}, corpus "
@@ -51,14 +53,3 @@ def _matrix(rows: list[dict[str, Any]]) -> list[RenderableType]:
     if len(steps) < len(every):
         found.append(Text(f"{len(steps)} of {len(every)} loop steps shown", style="dim"))
     return [*found, *missing_note(rows, ["topk_overlap"])]
-
-
-def _pair(first: int, second: int) -> tuple[int, int]:
-    return (first, second) if first < second else (second, first)
-
-
-def _spread(steps: list[int]) -> list[int]:
-    if len(steps) <= _MOST_COLUMNS:
-        return steps
-    last = len(steps) - 1
-    return [steps[round(i * last / (_MOST_COLUMNS - 1))] for i in range(_MOST_COLUMNS)]

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from loopscope.catalog.column import Column
 from loopscope.catalog.registry import TABLES
-from loopscope.cli.console import make_table, number, titled
+from loopscope.cli.console import make_table, titled
 from loopscope.cli.sections.rows import (
     VISIT_COLUMNS,
     WORST,
@@ -67,14 +67,10 @@ def section(run: Run) -> list[RenderableType]:
 
 
 def _table(found: Sequence[dict[str, Any]], columns: Sequence[Column], *, at_step: bool = False) -> Table:
-    headings = ["pos", "visit", "E/k", "at step"][: 4 if at_step else 3]
-    table = make_table([*headings, *(column.heading for column in columns)], left=["visit"])
+    rows = []
     for row in found:
-        visit = [
-            str(row["unrolled_pos"]),
-            label(row),
-            f"{row['num_experts']}/{row['top_k']}",
-            str(row["step"]),
-        ]
-        table.add_row(*visit[: len(headings)], *(number(row[column.name], 3) for column in columns))
-    return table
+        visit = (row["unrolled_pos"], label(row), f"{row['num_experts']}/{row['top_k']}")
+        step = (row["step"],) if at_step else ()
+        rows.append((*visit, *step, *(row[column.name] for column in columns)))
+    headings = ("pos", "visit", "E/k", *(["at step"] if at_step else []), *(c.heading for c in columns))
+    return make_table(headings, rows, left=["visit"], digits=3)

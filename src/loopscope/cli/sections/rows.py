@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,9 @@ def change(first: float | None, last: float | None) -> str:
     """Signed difference of two values; "–" where one is missing."""
     if first is None or last is None:
         return MISSING
-    return "0" if last == first else f"{'+' if last > first else ''}{number(last - first)}"
+    if math.isclose(first, last, rel_tol=1e-12):
+        return "0"  # the last bit of an average
+    return f"{'+' if last > first else ''}{number(last - first)}"
 
 
 def missing_note(rows: Iterable[Row], columns: Sequence[str]) -> list[Text]:
