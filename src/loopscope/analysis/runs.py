@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,9 +32,6 @@ class Runs(Sequence[Run]):
 
     def __len__(self) -> int:
         return len(self._runs)
-
-    def __iter__(self) -> Iterator[Run]:
-        return iter(self._runs)
 
     def arrow(self, table: str, *, live: bool = True, columns: Sequence[str] | None = None) -> pa.Table:
         """Rows of one table over all runs; `run_id` tells them apart."""

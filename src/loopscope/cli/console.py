@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import signal
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from rich import box
@@ -108,6 +110,18 @@ def _bars(
         transient=True,
         disable=not console.is_terminal,
     )
+
+
+@contextmanager
+def signal_handlers(handler: Callable[[int, FrameType | None], None], *names: str) -> Iterator[None]:
+    """These signals, where the system has them, go to `handler` while the block runs."""
+    known = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before = {number: signal.signal(number, handler) for number in known}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
 @contextmanager

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +18,7 @@ from rich.live import Live
 from loopscope.alerts import AlertOverrides
 from loopscope.analysis import open_run
 from loopscope.analysis.liveness import liveness
-from loopscope.cli.console import make_console
+from loopscope.cli.console import make_console, signal_handlers
 from loopscope.cli.flags import RuleFlags
 from loopscope.cli.live_view import view
 from loopscope.errors import ConfigError
@@ -55,7 +53,8 @@ class Watch(RuleFlags):
             console.print(self._look(console, settings))
             return 0
         try:
-            with _signals_end_it():
+            # They end the look as Ctrl-C does, so that the terminal gets its cursor back.
+            with signal_handlers(_interrupt, "SIGTERM", "SIGHUP"):
                 self._follow(console, settings)
         except KeyboardInterrupt:
             # The last picture stays on the screen; that somebody stopped looking is no error.
@@ -86,17 +85,5 @@ class Watch(RuleFlags):
                     console.rule()
 
 
-@contextmanager
-def _signals_end_it() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the look as Ctrl-C does, so that the terminal gets its cursor back."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = {name: signal.signal(getattr(signal, name), interrupt) for name in names}
-    try:
-        yield
-    finally:
-        for name, handler in before.items():
-            signal.signal(getattr(signal, name), handler)
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt

@@ -13,8 +13,7 @@ A new tracker is one file in `backends/`, or an entry point of the group `loopsc
 from loopscope.trackers.budget import KEY_LIMIT, KeyBudget
 from loopscope.trackers.guard import GuardedTracker
 from loopscope.trackers.protocol import StepValues, Tracker, TrackerStart, VisitTable
-from loopscope.trackers.registry import check_trackers, known_trackers
-from loopscope.trackers.start import start_trackers
+from loopscope.trackers.registry import check_trackers, known_trackers, start_trackers
 from loopscope.trackers.writer import TrackerObserver, TrackingWriter
 
 __all__ = [

@@ -1,18 +1,24 @@
-"""Which trackers there are: one file each in `backends/`, and those that other packages register."""
+"""Which trackers there are, one file each in `backends/` and those that other packages register; and their start."""
 
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Iterable
-from functools import cache
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 from loopscope.errors import ConfigError, UnsupportedError
 from loopscope.trackers import backends
+from loopscope.trackers.budget import KEY_LIMIT
+from loopscope.trackers.guard import GuardedTracker, Tell
 from loopscope.trackers.protocol import Tracker, TrackerStart
+
+OF_THE_TRAINER = 23
+"""Keys that are left to a trainer in a tracker that it shares: torchtitan has 17, and 6 of its validation."""
 
 ENTRY_POINTS = "loopscope.trackers"
 """Entry-point group of third parties: tracker name → a module like those in `backends/`."""
@@ -77,6 +83,41 @@ def check_trackers(names: Iterable[str]) -> tuple[str, ...]:
                 f"installed. Run: {what}"
             )
     return unique
+
+
+def start_trackers(
+    names: Iterable[str],
+    start: TrackerStart,
+    *,
+    shared: Mapping[str, Any],
+    on_error: Literal["record", "raise"],
+    tell: Tell,
+) -> list[GuardedTracker]:
+    """Start each tracker; one that fails is told and off, or raises under "raise".
+
+    Args:
+        names: checked by `check_trackers`.
+        start: what all of them know.
+        shared: tracker name → what the trainer started and it writes into; an exception where the trainer could
+            not start it, which is then told.
+        on_error: "record" or "raise".
+        tell: writes a health row.
+    """
+    started = []
+    for name in names:
+        handle = shared.get(name)
+        limit = KEY_LIMIT if handle is None else KEY_LIMIT - OF_THE_TRAINER
+        own = replace(start, shared=handle, key_limit=limit)
+        guarded = GuardedTracker(name, partial(_start, name, own), limit=limit, on_error=on_error, tell=tell)
+        guarded.start()
+        started.append(guarded)
+    return started
+
+
+def _start(name: str, start: TrackerStart) -> Tracker:
+    if isinstance(start.shared, Exception):
+        raise start.shared
+    return backend(name).start(start)
 
 
 def _is_installed(name: str) -> bool:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rich.console import RenderableType
 from rich.text import Text
 
+from loopscope.analysis import Run
 from loopscope.cli.console import make_table, plain, titled
 from loopscope.cli.sections.rows import fetch
-
-if TYPE_CHECKING:
-    from loopscope.analysis import Run
 
 _STYLES = {"critical": "red", "warn": "yellow"}
 _ROUTINE = ("coverage", "probe_coverage", "timing", "trace_bytes")

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rich.console import RenderableType
 from rich.text import Text
 
+from loopscope.analysis import Run
 from loopscope.cli.console import MISSING, make_table, plain, titled
 from loopscope.cli.sections.rows import fetch
-
-if TYPE_CHECKING:
-    from loopscope.analysis import Run
-    from loopscope.store import Attempt, LiveRange
+from loopscope.store import Attempt, LiveRange
 
 
 def section(run: Run) -> list[RenderableType]:

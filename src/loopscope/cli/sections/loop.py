@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import itertools
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
+from loopscope.analysis import Run
 from loopscope.catalog.gauge import equal_sql
 from loopscope.catalog.registry import TABLES
 from loopscope.cli.console import make_table, titled
 from loopscope.cli.sections.rows import fetch, gauges_line, missing_note, scope_note
-
-if TYPE_CHECKING:
-    from loopscope.analysis import Run
 
 
 def section(run: Run) -> list[RenderableType]:

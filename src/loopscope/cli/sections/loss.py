@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
+from loopscope.analysis import Run
 from loopscope.catalog.registry import TABLES
 from loopscope.cli.console import make_table, titled
 from loopscope.cli.sections.rows import change, fetch, missing_note, scope_note
-
-if TYPE_CHECKING:
-    from loopscope.analysis import Run
 
 _CLOSURE_LIMIT = 1e-4
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
+from loopscope.analysis import Run
 from loopscope.cli.console import make_table, titled
 from loopscope.cli.sections.rows import change, fetch, missing_note, scope_note
-
-if TYPE_CHECKING:
-    from loopscope.analysis import Run
 
 _ORDER = {"all": 0, "repetition": 1, "domain": 2, "in_context_token": 3, "in_context_bigram": 4}
 _BUCKETS = {"low": 0, "mid": 1, "high": 2}

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
+from loopscope.analysis import Run
 from loopscope.cli.console import make_table, titled
 from loopscope.cli.sections.rows import VISIT_COLUMNS, fetch, label, missing_note
-
-if TYPE_CHECKING:
-    from loopscope.analysis import Run
 
 _READOUT = ("loss_mean", "kl_from_previous", "entropy_mean", "argmax_settled")
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
+from loopscope.analysis import Run
 from loopscope.catalog.rows import evenly
 from loopscope.cli.console import make_table, number, titled
 from loopscope.cli.sections.rows import fetch, missing_note
-
-if TYPE_CHECKING:
-    from loopscope.analysis import Run
 
 _MOST_COLUMNS = 10
 """A wider matrix is shown at this many loop steps, spread evenly from the first to the last."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from loopscope.analysis import Run
 from loopscope.catalog.column import Column
 from loopscope.catalog.registry import TABLES
 from loopscope.cli.console import make_table, titled
@@ -22,9 +23,6 @@ from loopscope.cli.sections.rows import (
     missing_note,
     scope_note,
 )
-
-if TYPE_CHECKING:
-    from loopscope.analysis import Run
 
 _WORST = 5
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.text import Text
 
+from loopscope.analysis import Run
 from loopscope.analysis.gauges import last_values
 from loopscope.analysis.records import records
 from loopscope.analysis.scope import scope_of
 from loopscope.catalog.registry import TABLES
 from loopscope.catalog.rows import VISIT, VISIT_INDEX, visit_label
 from loopscope.cli.console import MISSING, number
-
-if TYPE_CHECKING:
-    from loopscope.analysis import Run
 
 Row = Mapping[str, Any]
 
