@@ -14,7 +14,7 @@ from loopscope.analysis import open_run
 from loopscope.errors import ConfigError, NotARunError, RunExistsError, SchemaError, StoreError
 from loopscope.store import RunReader, RunStore, read_table
 from loopscope.store.disk import Disk
-from loopscope.store.verify import verify_run
+from loopscope.store.read.verify import verify_run
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from loopscope.cli.seal import Seal
 from loopscope.cli.verify import Verify
 from loopscope.errors import ConfigError, StoreError
 from loopscope.store import RunReader, RunStore
-from loopscope.store.compact import compact_run
-from loopscope.store.seal_run import seal_run
-from loopscope.store.verify import verify_run
+from loopscope.store.read.compact import compact_run
+from loopscope.store.read.verify import verify_run
+from loopscope.store.seal.seal_run import seal_run
 
 
 @pytest.fixture

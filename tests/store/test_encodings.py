@@ -13,8 +13,8 @@ from store_runs import QUIET, loss, visit
 
 from loopscope.store import TABLES, RunReader, RunStore
 from loopscope.store.disk import LOCAL_DISK
-from loopscope.store.encodings import parquet_options
-from loopscope.store.parts import write_parquet
+from loopscope.store.parts.encodings import parquet_options
+from loopscope.store.parts.parquet import write_parquet
 
 ROWS = 5000
 GENERATOR = np.random.default_rng(0)

@@ -17,8 +17,7 @@ from store_runs import QUIET, loss, visit
 from loopscope.errors import StoreError
 from loopscope.store import TABLES, Column, RunReader, RunStore, TableSchema
 from loopscope.store.disk import LOCAL_DISK, Disk
-from loopscope.store.frames import HEAD_SIZE, Frame, encode_frames, scan
-from loopscope.store.journal import (
+from loopscope.store.journal.decode import (
     FORMAT,
     Journal,
     JournalContent,
@@ -26,8 +25,9 @@ from loopscope.store.journal import (
     decode_journal,
     read_journal,
 )
-from loopscope.store.seal_run import seal_run
-from loopscope.store.verify import verify_run
+from loopscope.store.journal.frames import HEAD_SIZE, Frame, encode_frames, scan
+from loopscope.store.read.verify import verify_run
+from loopscope.store.seal.seal_run import seal_run
 
 OLD = TABLES["loss"]
 NEWER = {

@@ -15,8 +15,8 @@ from loopscope.cli.seal import Seal
 from loopscope.errors import NotARunError, RunExistsError, StoreError
 from loopscope.store import RunReader, RunStore, read_manifest
 from loopscope.store.checksum import check_checksum, with_checksum
-from loopscope.store.seal_run import seal_run
-from loopscope.store.verify import verify_run
+from loopscope.store.read.verify import verify_run
+from loopscope.store.seal.seal_run import seal_run
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),

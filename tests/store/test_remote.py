@@ -16,9 +16,9 @@ from store_runs import loss, wait_for
 from loopscope.analysis import open_run
 from loopscope.errors import ConfigError, NotARunError
 from loopscope.store import Remote, RunStore, StoreOptions
+from loopscope.store.mirror.snapshot import SealedFile, Stage, sealed_files, settled
 from loopscope.store.names import Segment
-from loopscope.store.snapshot import SealedFile, Stage, sealed_files, settled
-from loopscope.store.verify import verify_run
+from loopscope.store.read.verify import verify_run
 
 OPTIONS = StoreOptions(tick_s=0.01, seal_in="thread", rotate_bytes=3000, retry_s=0.05)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pyarrow.parquet as pq
 
-from loopscope.store.files import Part
-from loopscope.store.parts import PartMeta, file_crc
+from loopscope.store.parts.parquet import PartMeta, file_crc
+from loopscope.store.read.files import SealedPart
 from loopscope.store.schema import TableSchema
 
 
-def check_part(part: Part, run_id: str, schema: TableSchema | None) -> tuple[PartMeta, tuple[str, ...]]:
+def check_part(part: SealedPart, run_id: str, schema: TableSchema | None) -> tuple[PartMeta, tuple[str, ...]]:
     """What the part says of itself and the names of its columns, once it was found to be true.
 
     Raises:

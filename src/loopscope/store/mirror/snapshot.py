@@ -13,7 +13,6 @@ from enum import IntEnum
 from pathlib import Path
 
 from loopscope.errors import StoreError
-from loopscope.store.live_table import empty_attempt_table
 from loopscope.store.names import (
     ATTEMPT_PART,
     ATTEMPTS_DIR,
@@ -24,6 +23,7 @@ from loopscope.store.names import (
     newest_of,
     parse_part,
 )
+from loopscope.store.seal.attempt_table import empty_attempt_table
 
 
 class Stage(IntEnum):

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loopscope.store.journal import read_journal
-from loopscope.store.ledger import Ledger, read_ledger
+from loopscope.store.journal.decode import read_journal
 from loopscope.store.names import (
     ATTEMPT_PART,
     JOURNAL_DIR,
@@ -19,6 +18,7 @@ from loopscope.store.names import (
     parse_ledger,
     parse_part,
 )
+from loopscope.store.parts.ledger import Ledger, read_ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SealedPart:
     """A sealed part by its name."""
 
     path: Path
@@ -54,7 +54,7 @@ class RunFiles:
     """The files of a run at one moment."""
 
     root: Path
-    parts: dict[str, list[Part]] = field(default_factory=dict)
+    parts: dict[str, list[SealedPart]] = field(default_factory=dict)
     """Table → parts in order; one per segment."""
     journals: dict[Segment, bytes] = field(default_factory=dict)
     """Content of the journals that are not sealed yet."""
@@ -119,7 +119,7 @@ def _scan_journals(files: RunFiles) -> None:
 
 
 def _scan_table(files: RunFiles, table: str, folder: Path) -> None:
-    chosen: dict[Segment, Part] = {}
+    chosen: dict[Segment, SealedPart] = {}
     for name in _names(folder):
         path = folder / name
         where = f"{TABLES_DIR}/{table}/{name}"
@@ -139,7 +139,7 @@ def _scan_table(files: RunFiles, table: str, folder: Path) -> None:
             text = f"holds the same rows as {chosen[segment].path.name}; only that one is read"
             files.problems.append(Problem("part", where, text, 0))
             continue
-        chosen[segment] = Part(path, table, segment, crc)
+        chosen[segment] = SealedPart(path, table, segment, crc)
     if chosen:
         files.parts[table] = [chosen[s] for s in sorted(chosen)]
 
@@ -157,7 +157,7 @@ def _names(folder: Path) -> list[str]:
         return []
 
 
-def segments_by_attempt(parts: Mapping[str, list[Part]]) -> dict[int, set[str]]:
+def segments_by_attempt(parts: Mapping[str, list[SealedPart]]) -> dict[int, set[str]]:
     """Attempt → tables that have a part of it."""
     found: dict[int, set[str]] = {}
     for table, table_parts in parts.items():

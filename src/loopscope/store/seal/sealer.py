@@ -1,4 +1,4 @@
-"""`python -m loopscope.store.sealer RUN JOURNAL...`: seals journals in a process of its own.
+"""`python -m loopscope.store.seal.sealer RUN JOURNAL...`: seals journals in a process of its own.
 
 Converting rows to Parquet in a thread of the training process would hold the interpreter's lock for milliseconds
 at a time; here it costs the training thread nothing, and a crash of the Parquet library stays here.
@@ -15,9 +15,9 @@ from pathlib import Path
 
 from loopscope.errors import StoreError
 from loopscope.store.disk import LOCAL_DISK, Disk
-from loopscope.store.live_table import refresh_attempt_table
 from loopscope.store.schema import TableSchema
-from loopscope.store.seal import seal_journal
+from loopscope.store.seal.attempt_table import refresh_attempt_table
+from loopscope.store.seal.seal_journal import seal_journal
 from loopscope.store.tables import TABLES
 
 
@@ -49,7 +49,7 @@ def start_sealer(root: Path, names: Sequence[str]) -> subprocess.Popen[bytes]:
         raise OSError("there is no interpreter to start")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     return subprocess.Popen(
-        [sys.executable, "-m", "loopscope.store.sealer", str(root), *names],
+        [sys.executable, "-m", "loopscope.store.seal.sealer", str(root), *names],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

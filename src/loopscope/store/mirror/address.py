@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, urlsplit
 from pyarrow import fs
 
 from loopscope.errors import ConfigError, RunExistsError
-from loopscope.store.remote import Remote
+from loopscope.store.mirror.remote import Remote
 
 _log = logging.getLogger("loopscope.store")
 

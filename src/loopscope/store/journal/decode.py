@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from loopscope.store.disk import Disk
-from loopscope.store.frames import Frame, Gap, encode_frame, encode_frames, scan
+from loopscope.store.journal.frames import Frame, Gap, encode_frame, encode_frames, scan
 from loopscope.store.schema import TableSchema
 
 FORMAT = 2

@@ -1,4 +1,4 @@
-"""RowWriter: what a training process appends its rows to."""
+"""JournalWriter: what a training process appends its rows to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import msgspec
 
 from loopscope.errors import SchemaError, StoreError
 from loopscope.store.disk import Disk
-from loopscope.store.journal import Journal, JournalHeader
+from loopscope.store.journal.decode import Journal, JournalHeader
 from loopscope.store.locks import Lock
 from loopscope.store.names import JOURNAL_DIR, Segment
 from loopscope.store.options import StoreOptions
@@ -28,7 +28,7 @@ _log = logging.getLogger("loopscope.store")
 _convert = msgspec.convert
 
 
-class RowWriter:
+class JournalWriter:
     """Appends rows of every table to this process's journal.
 
     `append` encodes the row and hands it to the kernel; it never waits for the disk. A row that it took survives
@@ -51,8 +51,8 @@ class RowWriter:
         lock: Lock,
         options: StoreOptions,
         on_rotated: Callable[[str], None],
-        on_closed: Callable[[RowWriter], None],
-        seal_on_close: Callable[[RowWriter], None],
+        on_closed: Callable[[JournalWriter], None],
+        seal_on_close: Callable[[JournalWriter], None],
     ) -> None:
         self._root = root
         self._header = header

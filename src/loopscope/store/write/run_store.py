@@ -17,24 +17,24 @@ from loopscope import __version__
 from loopscope.errors import ConfigError, StoreError
 from loopscope.store.attempts import create_attempt, merge_attempts, read_attempts
 from loopscope.store.disk import LOCAL_DISK, Disk
-from loopscope.store.files import last_seq
 from loopscope.store.ids import this_process, uuid7
-from loopscope.store.journal import JournalHeader
-from loopscope.store.keeper import Keeper
-from loopscope.store.live_table import refresh_attempt_table
+from loopscope.store.journal.decode import JournalHeader
 from loopscope.store.locks import Lock, take_lock
 from loopscope.store.manifest import LAYOUT, Attempt, Manifest, read_manifest, write_manifest
-from loopscope.store.mirror import find_mirror, refuse_mirror
+from loopscope.store.mirror.address import find_mirror, refuse_mirror
+from loopscope.store.mirror.remote import Remote
+from loopscope.store.mirror.uploader import Uploader
 from loopscope.store.names import ATTEMPTS_DIR, JOURNAL_DIR, TABLES_DIR, check_writer
 from loopscope.store.opening import refuse_existing, unwritable
 from loopscope.store.options import StoreOptions
-from loopscope.store.orphans import Orphans, sweep
-from loopscope.store.remote import Remote
+from loopscope.store.read.files import last_seq
 from loopscope.store.schema import TableSchema
-from loopscope.store.sealer import seal_all
+from loopscope.store.seal.abandoned_writers import AbandonedWriters, sweep
+from loopscope.store.seal.attempt_table import refresh_attempt_table
+from loopscope.store.seal.sealer import seal_all
 from loopscope.store.tables import TABLES
-from loopscope.store.uploader import Uploader
-from loopscope.store.writer import RowWriter
+from loopscope.store.write.background import BackgroundThread
+from loopscope.store.write.journal_writer import JournalWriter
 
 _log = logging.getLogger("loopscope.store")
 
@@ -59,10 +59,10 @@ class RunStore:
         self._disk = disk
         self._tables = tables
         self._owner: Lock | None = None
-        self._writers: list[RowWriter] = []
+        self._writers: list[JournalWriter] = []
         self._uploader: Uploader | None = None
         self._failed_uploads = 0
-        self._keeper = Keeper(root, options)
+        self._background = BackgroundThread(root, options)
         self._pid = os.getpid()
 
     @property
@@ -73,12 +73,12 @@ class RunStore:
     @property
     def seal_failures(self) -> int:
         """Sealings in the background that failed and are tried again; the rows are safe in their journals."""
-        return self._keeper.seal_failures
+        return self._background.seal_failures
 
     @property
     def last_error(self) -> str | None:
         """Why the last background chore failed; text."""
-        return self._keeper.last_error
+        return self._background.last_error
 
     @property
     def upload_failures(self) -> int:
@@ -109,7 +109,7 @@ class RunStore:
         self._uploader = Uploader(
             self.path, find, retry_s=self.options.retry_s, on_failure=self._note_failed_upload, only=only
         )
-        self._keeper.on_sealed = self._uploader.wake
+        self._background.on_sealed = self._uploader.wake
         self._uploader.wake()
 
     @classmethod
@@ -267,10 +267,10 @@ class RunStore:
                 raise
             raise unwritable(self.path, error) from None
         folder = self.path / JOURNAL_DIR
-        orphans = Orphans(folder, attempt.attempt, self.options.grace_s, self._keeper.announce)
-        orphans()
+        abandoned = AbandonedWriters(folder, attempt.attempt, self.options.grace_s, self._background.announce)
+        abandoned()
         sweep(folder)
-        self._keeper.add(orphans)
+        self._background.add(abandoned)
         if self._uploader is not None:
             # The copy begins now, without a row: a place that takes no files shows at once, not at the first seal.
             self._uploader.wake()
@@ -282,7 +282,7 @@ class RunStore:
         attempt: int | Attempt,
         writer: str = "r0",
         on_error: Literal["record", "raise"] | None = None,
-    ) -> RowWriter:
+    ) -> JournalWriter:
         """The writer of one process's rows.
 
         Args:
@@ -317,19 +317,19 @@ class RunStore:
             if isinstance(error, StoreError):
                 raise
             raise unwritable(self.path, error) from None
-        rows = RowWriter(
+        rows = JournalWriter(
             root=self.path,
             header=header,
             tables=self._tables,
             disk=self._disk,
             lock=lock,
             options=options,
-            on_rotated=self._keeper.announce,
+            on_rotated=self._background.announce,
             on_closed=self._forget,
             seal_on_close=self._seal_writer,
         )
         self._writers.append(rows)
-        self._keeper.add(rows.tick)
+        self._background.add(rows.tick)
         if self._uploader is not None:
             self._note_failed_upload(self._uploader.last_error or "", 0)
         return rows
@@ -340,8 +340,8 @@ class RunStore:
             return
         for writer in list(self._writers):
             writer.close(seal=seal)
-        self._keeper.stop()
-        if seal and (left := self._keeper.take_waiting("")):
+        self._background.stop()
+        if seal and (left := self._background.take_waiting("")):
             for failure in seal_all(self.path, left, disk=self._disk, tables=self._tables):
                 _log.warning("loopscope: sealing failed, the journal is kept (%s)", failure)
         if self._uploader is not None and not self._uploader.close():
@@ -361,7 +361,7 @@ class RunStore:
 
     def _own(self, lock: Lock) -> None:
         self._owner = lock
-        self._keeper.add(lock.beat)
+        self._background.add(lock.beat)
 
     def _attempt(self, number: int) -> Attempt:
         for record in read_attempts(self.path)[0]:
@@ -372,8 +372,8 @@ class RunStore:
             "rank 0. Broadcast it to the other ranks after it was claimed."
         )
 
-    def _seal_writer(self, writer: RowWriter) -> None:
-        names = self._keeper.take_waiting(f"{writer.attempt:05d}-{writer.name}-")
+    def _seal_writer(self, writer: JournalWriter) -> None:
+        names = self._background.take_waiting(f"{writer.attempt:05d}-{writer.name}-")
         failures = seal_all(self.path, names, disk=self._disk, tables=self._tables)
         if failures:
             raise StoreError("; ".join(failures))
@@ -387,7 +387,7 @@ class RunStore:
             row = {"step": writer.last_step, "event": "upload_failed", "severity": "warn", "count": count}
             writer.append("health", {**row, "detail": reason})
 
-    def _forget(self, writer: RowWriter) -> None:
-        self._keeper.remove(writer.tick)
+    def _forget(self, writer: JournalWriter) -> None:
+        self._background.remove(writer.tick)
         if writer in self._writers:
             self._writers.remove(writer)

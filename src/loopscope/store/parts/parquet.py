@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from loopscope.store.disk import Disk, write_all
-from loopscope.store.encodings import parquet_options
 from loopscope.store.names import JOURNAL_DIR, Segment, table_dir
+from loopscope.store.parts.encodings import parquet_options
 from loopscope.store.schema import TableSchema
 
 ROW_GROUP_BYTES = 32 << 20

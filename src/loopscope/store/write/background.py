@@ -12,7 +12,7 @@ from pathlib import Path
 
 from loopscope.store.names import JOURNAL_DIR
 from loopscope.store.options import StoreOptions
-from loopscope.store.sealer import seal_all, start_sealer
+from loopscope.store.seal.sealer import seal_all, start_sealer
 
 Chore = Callable[[], None]
 
@@ -21,7 +21,7 @@ _AT_ONCE = 100
 """Journals per sealing process: their names must fit a command line."""
 
 
-class Keeper:
+class BackgroundThread:
     """Runs chores every `tick_s` and seals what was announced. Errors are kept as text, never raised."""
 
     def __init__(self, root: Path, options: StoreOptions) -> None:

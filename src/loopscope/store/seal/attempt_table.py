@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 from loopscope.errors import StoreError
 from loopscope.store.attempts import attempt_rows, live_ranges, merge_attempts, read_attempts
 from loopscope.store.disk import LOCAL_DISK, Disk
-from loopscope.store.files import scan_parts, segments_by_attempt
 from loopscope.store.manifest import read_manifest
 from loopscope.store.names import ATTEMPT_PART, JOURNAL_DIR, table_dir
-from loopscope.store.parts import PartMeta, rows_to_arrow, write_parquet
+from loopscope.store.parts.parquet import PartMeta, rows_to_arrow, write_parquet
+from loopscope.store.read.files import scan_parts, segments_by_attempt
 from loopscope.store.tables import TABLES
 
 

@@ -8,12 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from loopscope.errors import SchemaError
-from loopscope.store.arrow_rows import ArrowRows
 from loopscope.store.disk import LOCAL_DISK, Disk
-from loopscope.store.journal import JournalHeader, decode_journal, journal_header, newer_format, read_journal
-from loopscope.store.ledger import Ledger, write_ledger
+from loopscope.store.journal.columns import ArrowRows
+from loopscope.store.journal.decode import (
+    JournalHeader,
+    decode_journal,
+    journal_header,
+    newer_format,
+    read_journal,
+)
 from loopscope.store.names import JOURNAL_DIR, Segment, parse_journal, parse_part, table_dir
-from loopscope.store.parts import PartMeta, file_crc, write_part
+from loopscope.store.parts.ledger import Ledger, write_ledger
+from loopscope.store.parts.parquet import PartMeta, file_crc, write_part
 from loopscope.store.schema import TableSchema
 from loopscope.store.tables import TABLES
 

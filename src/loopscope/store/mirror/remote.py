@@ -17,8 +17,8 @@ import pyarrow as pa
 from pyarrow import fs
 
 from loopscope.errors import ConfigError, NotARunError
+from loopscope.store.mirror.snapshot import settled
 from loopscope.store.names import ATTEMPT_PART, ATTEMPTS_DIR, JOURNAL_DIR, MANIFEST, TABLES_DIR
-from loopscope.store.snapshot import settled
 
 # Where a finished write appears at once and whole; anywhere else a temporary name and a rename do the same.
 _OBJECT_STORES = ("s3", "gs", "gcs", "abfs", "az")

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from loopscope.store.mirror.remote import Remote
+from loopscope.store.mirror.snapshot import SealedFile, Stage, sealed_files
 from loopscope.store.names import MANIFEST, TABLES_DIR
-from loopscope.store.remote import Remote
-from loopscope.store.snapshot import SealedFile, Stage, sealed_files
 
 _LAST_TRIES, _LAST_WAIT_S = 6, 0.5
 """When closing: a short run may not have lived long enough for one retry, and a dead network must not hold the end."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from loopscope.store.parts import rows_to_arrow
+from loopscope.store.parts.parquet import rows_to_arrow
 from loopscope.store.schema import TableSchema
 
 CHUNK_ROWS = 2048

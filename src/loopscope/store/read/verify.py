@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from loopscope.store.attempts import attempt_rows, live_ranges
-from loopscope.store.files import Problem, RunFiles, scan_files, segments_by_attempt
 from loopscope.store.manifest import Attempt
 from loopscope.store.names import ATTEMPT_PART, JOURNAL_DIR, MANIFEST, TABLES_DIR, Segment, newest_of
-from loopscope.store.parts import rows_to_arrow
-from loopscope.store.reader import RunReader
+from loopscope.store.parts.parquet import rows_to_arrow
+from loopscope.store.read.files import Problem, RunFiles, scan_files, segments_by_attempt
+from loopscope.store.read.reader import RunReader
 
 ATTEMPT_TABLE = f"{TABLES_DIR}/attempt/{ATTEMPT_PART}"
 

@@ -13,7 +13,7 @@ from loopscope.store.names import Segment, parse_journal
 _STALE_S = 3600.0
 
 
-class Orphans:
+class AbandonedWriters:
     """Announces the journals of earlier attempts, each once the process that wrote it is known to be gone.
 
     A process that was killed leaves its lock behind; so may one on another machine, which is watched until it is told.

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from loopscope.errors import NotARunError, StoreError
 from loopscope.store.disk import LOCAL_DISK
-from loopscope.store.live_table import refresh_attempt_table
 from loopscope.store.locks import GRACE_S, HolderWatch
 from loopscope.store.manifest import read_manifest, write_manifest
 from loopscope.store.names import JOURNAL_DIR, MANIFEST, Segment, newest_of
-from loopscope.store.orphans import journals_in, sweep, writer_ended
-from loopscope.store.reader import RunReader
-from loopscope.store.seal import Sealed, seal_journal
+from loopscope.store.read.reader import RunReader
+from loopscope.store.seal.abandoned_writers import journals_in, sweep, writer_ended
+from loopscope.store.seal.attempt_table import refresh_attempt_table
+from loopscope.store.seal.seal_journal import Sealed, seal_journal
 
 _LOOK_S = 0.5
 

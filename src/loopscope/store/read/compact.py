@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from loopscope.errors import ConfigError, StoreError
 from loopscope.store.disk import LOCAL_DISK
-from loopscope.store.files import Problem
 from loopscope.store.opening import unwritable
-from loopscope.store.parts import PartMeta, write_parquet
-from loopscope.store.reader import RunReader
+from loopscope.store.parts.parquet import PartMeta, write_parquet
+from loopscope.store.read.files import Problem
+from loopscope.store.read.reader import RunReader
 from loopscope.store.schema import TableSchema
 from loopscope.store.tables import TABLES
 

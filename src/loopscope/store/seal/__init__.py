@@ -1,0 +1,1 @@
+"""Sealing: journals that nobody writes any more become Parquet parts."""
