@@ -11,7 +11,7 @@ from rank_helpers import ranks
 
 from loopscope import ParquetCollector, reduce_trace
 from loopscope.collect import MemoryWriter, RowContext
-from loopscope.collect.global_layout import GlobalLayout
+from loopscope.collect.exchange_layout import ExchangeLayout
 from loopscope.errors import ConfigError, MetricInputError, TraceError
 
 PER_RANK = {
@@ -217,7 +217,7 @@ def test_a_smaller_depth_uses_the_same_buffers(steps):
     for table, rows in reduce_trace(whole, meta(steps=steps)).items():
         assert_same_rows(writer.tables[table], rows)
     assert writer.rows("health", event="coverage")[0]["value"] == 1.0
-    layout = GlobalLayout(visits)
+    layout = ExchangeLayout(visits)
     assert reducers[0].calls[0][1] == layout.n_sum + 5
     assert reducers[0].calls[1][1] == layout.n_max + 3
 

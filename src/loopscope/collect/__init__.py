@@ -2,11 +2,11 @@
 
 from loopscope.collect.collector import ParquetCollector
 from loopscope.collect.context import RowContext
+from loopscope.collect.corpus_losses import ProbeCorpus
 from loopscope.collect.memory import planned_trace_bytes
+from loopscope.collect.pending_losses import DeviceLoss
 from loopscope.collect.ranks import GroupReducer, RankReducer
 from loopscope.collect.reduce import reduce_trace
-from loopscope.collect.ring import DeviceLoss
-from loopscope.collect.strata import ProbeCorpus
 from loopscope.collect.writer import MemoryWriter, NullWriter, RowWriter
 
 __all__ = [

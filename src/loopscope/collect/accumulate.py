@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from loopscope.collect.global_layout import layout_of
+from loopscope.collect.exchange_layout import layout_of
 from loopscope.collect.pairs import Pair, plan_pairs, spec_of
 from loopscope.errors import MetricInputError
 from loopscope.metrics import (

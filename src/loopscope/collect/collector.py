@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, get_args
 from loopscope.collect import headline, health
 from loopscope.collect.accumulate import to_host
 from loopscope.collect.context import RowContext, RowDict, Scope, StepClock
+from loopscope.collect.corpus_losses import ProbeCorpus
+from loopscope.collect.error_text import describe
 from loopscope.collect.exchange import Local
-from loopscope.collect.faults import describe
-from loopscope.collect.global_layout import GlobalLayout
+from loopscope.collect.exchange_layout import ExchangeLayout
 from loopscope.collect.loss import LossExtras, check_step_order, loss_row
+from loopscope.collect.pending_losses import DeviceLoss, PendingLosses
 from loopscope.collect.probe import reduce_probe
 from loopscope.collect.probe_stream import ProbeWindow
 from loopscope.collect.ranks import RankReducer
-from loopscope.collect.ring import DeviceLoss, LossRing
 from loopscope.collect.rows import counts_only, step_rows
-from loopscope.collect.step import TracedStep, TraceResult
-from loopscope.collect.strata import ProbeCorpus
 from loopscope.collect.together import finish_together
+from loopscope.collect.traced_step import TracedStep, TraceResult
 from loopscope.collect.writer import RowWriter, append_rows
 from loopscope.errors import ConfigError
 from loopscope.trace import LossComponents, OnError, TraceMeta, TraceSink, VisitSpec
@@ -84,7 +84,7 @@ class ParquetCollector:
         self._expected = expected_visits
         self._on_error: OnError = on_error
         self._reducer = reducer
-        self._layout = None if reducer is None else GlobalLayout(self._expected)
+        self._layout = None if reducer is None else ExchangeLayout(self._expected)
         self._scope: Scope = "rank_local" if reducer is None else "global"
         self._per_rank = per_rank and reducer is not None
         self.writes = reducer is None or reducer.is_writer
@@ -93,7 +93,7 @@ class ParquetCollector:
         self._open: TracedStep | None = None
         self._skipped_step: int | None = None
         self._last_loss_step: int | None = None
-        self._ring = LossRing(reducer)
+        self._ring = PendingLosses(reducer)
         self._kept: Exception | None = None
 
     @property

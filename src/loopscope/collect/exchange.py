@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from loopscope.collect.accumulate import Entry, Key, Part, StepParts
-from loopscope.collect.global_layout import HEADER, GlobalLayout, Place
+from loopscope.collect.exchange_layout import HEADER, ExchangeLayout, Place
 from loopscope.collect.pairs import Pair
 from loopscope.collect.ranks import RankReducer
 from loopscope.metrics import EMPTY, seal_rank
@@ -59,7 +59,7 @@ class Exchanged:
     """Largest possible: over all ranks."""
 
 
-def exchange(layout: GlobalLayout, local: Local, reducer: RankReducer) -> tuple[Tensor, Tensor]:
+def exchange(layout: ExchangeLayout, local: Local, reducer: RankReducer) -> tuple[Tensor, Tensor]:
     """Fill both buffers and reduce them over ranks: exactly one SUM and one MAX, of fixed sizes. No sync.
 
     Returns:
@@ -75,7 +75,7 @@ def exchange(layout: GlobalLayout, local: Local, reducer: RankReducer) -> tuple[
     return buffers
 
 
-def unpack(layout: GlobalLayout, sums: Tensor, maxima: Tensor) -> Exchanged:
+def unpack(layout: ExchangeLayout, sums: Tensor, maxima: Tensor) -> Exchanged:
     """The one transfer to the host, and the buffers cut apart."""
     host: NDArray[np.float64] = torch.cat([sums, maxima]).cpu().numpy()
     sum_head = dict(zip(_STEP_SUMS, host, strict=False))
@@ -133,7 +133,7 @@ def _part(
     return part, int(failures)
 
 
-def _fill(layout: GlobalLayout, local: Local, device: torch.device) -> tuple[Tensor, Tensor]:
+def _fill(layout: ExchangeLayout, local: Local, device: torch.device) -> tuple[Tensor, Tensor]:
     """Both buffers in the order of the layout."""
     entries = {} if local.whole_step_failed else _by_place(layout, local)
     failed = set() if local.whole_step_failed else _failed_places(layout, local)
@@ -174,7 +174,7 @@ def _fill(layout: GlobalLayout, local: Local, device: torch.device) -> tuple[Ten
     return torch.cat(sum_pieces), torch.cat(max_pieces)
 
 
-def _by_place(layout: GlobalLayout, local: Local) -> dict[int, Entry]:
+def _by_place(layout: ExchangeLayout, local: Local) -> dict[int, Entry]:
     """Start of a place → this rank's entry. What has no place was not promised."""
     if local.num_stacks is None:
         return {}
@@ -187,7 +187,7 @@ def _by_place(layout: GlobalLayout, local: Local) -> dict[int, Entry]:
     return found
 
 
-def _failed_places(layout: GlobalLayout, local: Local) -> set[int]:
+def _failed_places(layout: ExchangeLayout, local: Local) -> set[int]:
     if local.num_stacks is None:
         return set()
     visits, pairs = layout.at(local.num_stacks)

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from loopscope.collect import health
 from loopscope.collect.context import RowDict
+from loopscope.collect.corpus_losses import ProbeCorpus, loss_rows
 from loopscope.collect.coverage import at_depth, compare
 from loopscope.collect.pairs import loop_steps_executed
 from loopscope.collect.probe_stream import LoopPair, ProbeWindow
 from loopscope.collect.rows import reasons, step_rows
-from loopscope.collect.step import broken_values
-from loopscope.collect.strata import ProbeCorpus, loss_rows
+from loopscope.collect.traced_step import broken_values
 from loopscope.errors import LoopscopeError, ProbeError
 from loopscope.metrics.null import Null
 from loopscope.metrics.probe.shared import COLUMNS, finish_shared

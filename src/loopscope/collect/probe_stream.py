@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loopscope.collect.accumulate import OnFailure, StepAccumulator, StepParts
 from loopscope.collect.pairs import Pair, spec_of
-from loopscope.collect.step import Failures
+from loopscope.collect.traced_step import Failures
 from loopscope.metrics.probe.shared import shared_counts
 from loopscope.trace import StreamingWindow, TracePoint, TraceSink, VisitSpec
 

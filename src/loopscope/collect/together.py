@@ -8,18 +8,18 @@ from loopscope.collect import health
 from loopscope.collect.context import RowDict
 from loopscope.collect.coverage import Coverage
 from loopscope.collect.exchange import Exchanged, Local, exchange, unpack
-from loopscope.collect.global_layout import GlobalLayout
+from loopscope.collect.exchange_layout import ExchangeLayout
 from loopscope.collect.pairs import Pair
 from loopscope.collect.ranks import RankReducer
 from loopscope.collect.rows import describe_key, step_rows
-from loopscope.collect.step import TracedStep, TraceResult, broken_values, of_rows
+from loopscope.collect.traced_step import TracedStep, TraceResult, broken_values, of_rows
 from loopscope.errors import LoopscopeError, MetricInputError, TraceError
 
 
 def finish_together(
     traced: TracedStep | None,
     local: Local,
-    layout: GlobalLayout,
+    layout: ExchangeLayout,
     reducer: RankReducer,
     *,
     want_result: bool,
@@ -55,7 +55,7 @@ def finish_together(
     )
 
 
-def _coverage(layout: GlobalLayout, merged: Exchanged, num_ranks: int) -> Coverage:
+def _coverage(layout: ExchangeLayout, merged: Exchanged, num_ranks: int) -> Coverage:
     """A visit is covered where every microbatch of every rank saw it."""
     times = merged.num_microbatches * num_ranks
     promised = layout.expected if merged.num_stacks is None else tuple(merged.times_seen)

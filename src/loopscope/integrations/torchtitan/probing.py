@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from loopscope.collect.faults import describe
+from loopscope.collect.error_text import describe
 from loopscope.probe import EncodedCorpus, load_corpus
 from loopscope.probe.deep import DeepSettings, chosen_experts, run_deep_probe
 from loopscope.probe.deep_routing import Chosen

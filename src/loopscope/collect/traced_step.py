@@ -11,8 +11,8 @@ from loopscope.collect import health
 from loopscope.collect.accumulate import Key, StepAccumulator
 from loopscope.collect.context import RowDict
 from loopscope.collect.coverage import Coverage, at_depth, compare
+from loopscope.collect.error_text import describe
 from loopscope.collect.exchange import Local
-from loopscope.collect.faults import describe
 from loopscope.collect.pairs import Pair
 from loopscope.collect.rows import StepRows, describe_key, step_rows
 from loopscope.errors import LoopscopeError, MetricInputError, TraceError

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from loopscope.collect.faults import describe
+from loopscope.collect.error_text import describe
 
 
 def _fail_holding(tensor):

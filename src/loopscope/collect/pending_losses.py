@@ -74,7 +74,7 @@ class _Waiting:
     has_norm: bool
 
 
-class LossRing:
+class PendingLosses:
     """Packs each step's scalars into one vector, sums it over ranks, and gives them back later, in order.
 
     `submit` waits for nothing: no value is read, and on an accelerator the sum and the copy to pinned memory run

@@ -48,7 +48,7 @@ class Place:
 _PairName = tuple[object, ...]
 
 
-class GlobalLayout:
+class ExchangeLayout:
     """Places of every visit and transition, and the lengths of the buffers."""
 
     def __init__(self, expected: Iterable[VisitSpec]) -> None:
