@@ -1,103 +1,116 @@
-"""Where each visit and transition sits in the two buffers that ranks exchange.
+"""Where each visit and transition lies in the two buffers of a traced step.
 
-The layout comes from `expected_visits` alone, so every rank has the same one whatever it saw. A step of smaller
-R leaves the later loop steps' places empty, and its tail uses the places of the largest R's tail.
+SUM buffer: `STEP_SUMS`, then `SLOT_HEADER` of every slot, then the sums, [slots, n_sum] per layout of partial vectors.
+MAX buffer: `STEP_MAXIMA`, then the maxima, [slots, n_max] per layout.
+
+Ranks that exchange make it from `expected_visits` alone, so that every rank has the same one whatever it saw. A step of
+smaller R leaves the later loop steps' slots empty, and its tail uses the slots of the largest R's tail. One rank makes
+it from what it saw.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from loopscope.collect.coverage import at_depth
-from loopscope.collect.pairs import Pair, plan_pairs
+from loopscope.collect.pairs import Key, Pair, plan_pairs
 from loopscope.metrics import Layout, pair_layout, visit_layout
 from loopscope.trace import VisitSpec
 
-HEADER = ("microbatches", "failures", "sigmoid", "selection_scores")
-"""What precedes each visit's and pair's sums: numbers that say what the merged vector is made of."""
+STEP_SUMS = ("failed_ranks", "unexpected", "sink_faults", "trace_bytes")
+"""What the SUM buffer says of the step: ranks that failed as a whole, visits and pairs without a slot, positions that
+were recorded twice, bytes."""
+STEP_MAXIMA = ("num_stacks", "minus_num_stacks", "num_microbatches")
+"""What the MAX buffer says of the step; R from both sides, so that ranks of different R are found."""
+SLOT_HEADER = ("times_seen", "failures", "sigmoid", "selection_scores")
+"""What the SUM buffer says of each slot: what its merged vectors are made of."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """One visit's or pair's piece of the buffers."""
+class SlotRange:
+    """The slots of one layout of partial vectors, side by side."""
 
     layout: Layout
-    sum_start: int
-    """Of its header in the SUM buffer; the sums follow the header."""
-    max_start: int
-    """Of its maxima in the MAX buffer."""
-
-    @property
-    def header(self) -> slice:
-        """Its header in the SUM buffer."""
-        return slice(self.sum_start, self.sum_start + len(HEADER))
-
-    @property
-    def sums(self) -> slice:
-        """Its sums in the SUM buffer."""
-        start = self.sum_start + len(HEADER)
-        return slice(start, start + self.layout.n_sum)
-
-    @property
-    def maxima(self) -> slice:
-        """Its maxima in the MAX buffer."""
-        return slice(self.max_start, self.max_start + self.layout.n_max)
-
-
-_PairName = tuple[object, ...]
+    slots: slice
+    sums: slice
+    """Of the SUM buffer: [slots, n_sum]."""
+    maxima: slice
+    """Of the MAX buffer: [slots, n_max]."""
 
 
 class ExchangeLayout:
-    """Places of every visit and transition, and the lengths of the buffers."""
+    """The slot of every visit and transition, and the lengths of the buffers.
 
-    def __init__(self, expected: Iterable[VisitSpec]) -> None:
-        self.expected = tuple(sorted(expected))
-        self._visits: dict[int, Place] = {}
-        self._pairs: dict[_PairName, Place] = {}
-        self.places: list[Place] = []
-        """Every place, in the order of the buffers."""
-        self.n_sum = self.n_max = 0
-        for index, spec in enumerate(self.expected):
-            self._visits[index] = self._place(visit_layout(spec.num_experts, spec.top_k))
-        index_of = {spec.unrolled_pos: index for index, spec in enumerate(self.expected)}
-        for pair in plan_pairs(self.expected):
-            self._pairs[_name(pair, index_of)] = self._place(layout_of(pair))
+    Args:
+        layouts: visit or pair → layout of its partial vectors; None for one that has no vectors, only a header.
+        expected: the promised visits, at the largest R, where ranks exchange by it.
+    """
 
-    def at(
-        self, num_stacks: int
-    ) -> tuple[dict[VisitSpec, Place], dict[tuple[str, int, int], tuple[Pair, Place]]]:
-        """The places of a step of `num_stacks` loop steps, by the visits and pairs as they then are."""
+    def __init__(self, layouts: Mapping[Key, Layout | None], expected: tuple[VisitSpec, ...] = ()) -> None:
+        self.expected = expected
+        groups: dict[Layout | None, list[Key]] = {}
+        for key, layout in layouts.items():
+            groups.setdefault(layout, []).append(key)
+        self.layouts = [layout for layout, keys in groups.items() for _ in keys]
+        """Every slot's layout of partial vectors."""
+        self._slots = {key: slot for slot, key in enumerate(key for keys in groups.values() for key in keys)}
+        self.ranges: list[SlotRange] = []
+        """Every layout's slots, in the order of the buffers."""
+        self.n_sum, self.n_max = len(STEP_SUMS) + len(SLOT_HEADER) * len(self.layouts), len(STEP_MAXIMA)
+        for layout, keys in groups.items():
+            if layout is not None:
+                first, count = self._slots[keys[0]], len(keys)
+                sums = slice(self.n_sum, self.n_sum + count * layout.n_sum)
+                maxima = slice(self.n_max, self.n_max + count * layout.n_max)
+                self.ranges.append(SlotRange(layout, slice(first, first + count), sums, maxima))
+                self.n_sum, self.n_max = sums.stop, maxima.stop
+        self._at: dict[int, Mapping[Key, int]] = {}
+
+    @classmethod
+    def of_expected(cls, expected: Iterable[VisitSpec]) -> ExchangeLayout:
+        """The layout of a promise, the same on every rank."""
+        visits = tuple(sorted(expected))
+        keys: list[Key] = [*visits, *plan_pairs(visits)]
+        return cls({key: layout_of(key) for key in keys}, visits)
+
+    def at(self, num_stacks: int | None) -> Mapping[Key, int]:
+        """Visit or pair → slot, as a step of `num_stacks` loop steps has them; none where R is not known."""
+        if not self.expected:
+            return self._slots
+        if num_stacks is None:
+            return {}
+        if num_stacks not in self._at:
+            self._at[num_stacks] = self._at_depth(num_stacks)
+        return self._at[num_stacks]
+
+    def _at_depth(self, num_stacks: int) -> Mapping[Key, int]:
         present = at_depth(self.expected, num_stacks)
-        # at_depth keeps the order, so that walking both gives each present visit its place at the largest R.
-        kept = [
-            index
-            for index, spec in enumerate(self.expected)
-            if spec.block != "loop" or spec.loop_step < num_stacks
-        ]
-        visits = {spec: self._visits[index] for spec, index in zip(present, kept, strict=True)}
-        index_of = {spec.unrolled_pos: index for spec, index in zip(present, kept, strict=True)}
-        pairs = {pair.key: (pair, self._pairs[_name(pair, index_of)]) for pair in plan_pairs(present)}
-        return visits, pairs
-
-    def _place(self, layout: Layout) -> Place:
-        place = Place(layout, self.n_sum, self.n_max)
-        self.n_sum += len(HEADER) + layout.n_sum
-        self.n_max += layout.n_max
-        self.places.append(place)
-        return place
+        # Head and loop keep their positions. The tail moves up, in order, and what leads to it begins elsewhere.
+        moved: dict[Key, Key] = {
+            visit: known
+            for visit, known in zip(_tail(present), _tail(self.expected), strict=True)
+            if visit != known
+        }
+        exits = [key for key in self._slots if isinstance(key, Pair) and key.kind == "exit"]
+        moved.update((pair, known) for pair in plan_pairs(present) if pair.kind == "exit" for known in exits)
+        keys: list[Key] = [*present, *plan_pairs(present)]
+        return {key: self._slots[known] for key in keys if (known := moved.get(key, key)) in self._slots}
 
 
-def layout_of(pair: Pair) -> Layout:
-    """The layout of a transition's partial vectors."""
-    source, target = pair.source, pair.target
+def layout_of(key: Key) -> Layout:
+    """The layout of a visit's or a transition's partial vectors.
+
+    Raises:
+        MetricInputError: E and k do not fit each other, or those of the two visits of one layer differ.
+    """
+    if isinstance(key, VisitSpec):
+        return visit_layout(key.num_experts, key.top_k)
+    source, target = key.source, key.target
     return pair_layout(
-        pair.kind, pair.same_layer, (source.num_experts, source.top_k), (target.num_experts, target.top_k)
+        key.kind, key.same_layer, (source.num_experts, source.top_k), (target.num_experts, target.top_k)
     )
 
 
-def _name(pair: Pair, index_of: dict[int, int]) -> _PairName:
-    # The last loop visit depends on R, the tail's place does not: there is one `exit`, whatever it comes from.
-    if pair.kind == "exit":
-        return (pair.kind,)
-    return (pair.kind, index_of[pair.source.unrolled_pos], index_of[pair.target.unrolled_pos])
+def _tail(visits: Iterable[VisitSpec]) -> list[VisitSpec]:
+    return [visit for visit in visits if visit.block == "tail"]

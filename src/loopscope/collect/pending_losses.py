@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopscope.collect.loss import LossExtras
+from loopscope.collect.loss import StepLoss
 from loopscope.collect.ranks import Pending, RankReducer
 from loopscope.trace import LossComponents
 
@@ -51,17 +51,6 @@ class DeviceLoss:
 
 
 @dataclass(frozen=True, slots=True)
-class HostLoss:
-    """A step's loss as it came back, merged over ranks."""
-
-    step: int
-    loss: LossComponents
-    grad_norm: float | None
-    lr: float | None
-    extras: LossExtras
-
-
-@dataclass(frozen=True, slots=True)
 class _Waiting:
     step: int
     host: Tensor
@@ -81,7 +70,7 @@ class PendingLosses:
     on a stream of their own. At most `CAPACITY` steps wait; one more makes the oldest be waited for.
     """
 
-    def __init__(self, reducer: RankReducer | None) -> None:
+    def __init__(self, reducer: RankReducer) -> None:
         self._reducer = reducer
         self._waiting: deque[_Waiting] = deque()
         self._pinned: list[Tensor] = []
@@ -91,16 +80,16 @@ class PendingLosses:
         return len(self._waiting)
 
     def submit(self, step: int, loss: DeviceLoss) -> None:
-        """Take one step's scalars. Collective where there is a reducer: every rank submits every step."""
+        """Take one step's scalars. Collective: every rank submits every step."""
         device = loss.total_loss.device
         zero = torch.zeros((), dtype=torch.float64, device=device)
         values = [zero if value is None else value for value in (getattr(loss, name) for name in _FIELDS)]
         vector = torch.stack([value.detach().to(device=device, dtype=torch.float64) for value in values])
-        pending = None if self._reducer is None else self._reducer.start_sum(vector)
+        pending = self._reducer.start_sum(vector)
         if device.type == "cuda":
             host, is_ready, wait = self._copy(vector, pending)
         else:
-            host, is_ready, wait = vector, _readiness(pending), _waiter(pending)
+            host, is_ready, wait = vector, pending.is_completed, pending.wait
         self._waiting.append(
             _Waiting(
                 step=step,
@@ -114,7 +103,7 @@ class PendingLosses:
             )
         )
 
-    def drain(self, *, block: bool = False) -> Iterator[HostLoss]:
+    def drain(self, *, block: bool = False) -> Iterator[StepLoss]:
         """The losses that have arrived, in order of steps; with `block` all of them, by waiting."""
         while self._waiting:
             first = self._waiting[0]
@@ -124,8 +113,8 @@ class PendingLosses:
             self._waiting.popleft()
             yield self._on_host(first)
 
-    def _on_host(self, entry: _Waiting) -> HostLoss:
-        num_ranks = 1 if self._reducer is None else self._reducer.num_ranks
+    def _on_host(self, entry: _Waiting) -> StepLoss:
+        num_ranks = self._reducer.num_ranks
         values = dict(zip(_FIELDS, entry.host.tolist(), strict=True))
         if entry.host.is_pinned():
             self._pinned.append(entry.host)
@@ -140,17 +129,17 @@ class PendingLosses:
             z_loss_factor=z_factor,
             total_loss=values["total_loss"],
         )
-        extras = LossExtras(
+        return StepLoss(
+            step=entry.step,
+            loss=loss,
+            grad_norm=values["grad_norm"] / num_ranks if entry.has_norm else None,
+            lr=entry.lr,
             task_loss_sum=values["task_loss_sum"],
             num_target_tokens=round(tokens),
             other_loss=values["other_loss"] / num_ranks if entry.has_other else None,
         )
-        norm = values["grad_norm"] / num_ranks if entry.has_norm else None
-        return HostLoss(entry.step, loss, norm, entry.lr, extras)
 
-    def _copy(
-        self, vector: Tensor, pending: Pending | None
-    ) -> tuple[Tensor, Callable[[], bool], Callable[[], Any]]:
+    def _copy(self, vector: Tensor, pending: Pending) -> tuple[Tensor, Callable[[], bool], Callable[[], Any]]:
         """Copy to pinned memory behind the reduction, on a side stream; the training stream waits for neither."""
         if self._stream is None:
             self._stream = torch.cuda.Stream(vector.device)  # type: ignore[no-untyped-call]
@@ -161,22 +150,9 @@ class PendingLosses:
         )
         self._stream.wait_stream(torch.cuda.current_stream(vector.device))
         with torch.cuda.stream(self._stream):
-            if pending is not None:
-                pending.wait()
+            pending.wait()
             host.copy_(vector, non_blocking=True)
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record(self._stream)
         vector.record_stream(self._stream)
         return host, done.query, done.synchronize
-
-
-def _readiness(pending: Pending | None) -> Callable[[], bool]:
-    if pending is None:
-        return lambda: True
-    return pending.is_completed
-
-
-def _waiter(pending: Pending | None) -> Callable[[], Any]:
-    if pending is None:
-        return lambda: None
-    return pending.wait
