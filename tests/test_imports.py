@@ -31,7 +31,7 @@ def _run(code: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "code",
     [
-        "import loopscope; loopscope.__all__; loopscope.ConfigError",
+        "import loopscope; loopscope.__all__; loopscope.errors.ConfigError",
         "from loopscope import open_run",
         "import loopscope.store, loopscope.analysis, loopscope.probe",
         "from loopscope.probe import load_corpus; load_corpus('core')",

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from loopscope.capture.capabilities import Capabilities as Found
-from loopscope.capture.capabilities import synthesize
+from loopscope.capture.capabilities import CapabilitySet, synthesize
 from loopscope.capture.files import load_overrides
 from loopscope.capture.model_source import build_model
 from loopscope.capture.registry import resolve_adapter
@@ -51,7 +50,7 @@ class Capabilities:
         found.require(self.require)
         return 0
 
-    def _print(self, name: str, found: Found) -> None:
+    def _print(self, name: str, found: CapabilitySet) -> None:
         columns = ("metric", "how", "reason")
         console = make_console()
         console.print(name)

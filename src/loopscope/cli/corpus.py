@@ -76,15 +76,15 @@ class CorpusVerb:
     def _verify(self) -> int:
         corpus = load_corpus(self.corpus)
         for document in corpus.documents:
-            if document.name.partition("/")[0] != document.domain:
+            if document.file.partition("/")[0] != document.domain:
                 raise ProbeError(
-                    f"corpus {corpus.name!r}: {document.name} is in the manifest with the domain {document.domain!r}, "
+                    f"corpus {corpus.name!r}: {document.file} is in the manifest with the domain {document.domain!r}, "
                     "expected its first folder. Restore the manifest, or build another corpus."
                 )
             rate = round(repetition_rate(document.text), 4)
             if rate != document.repetition_rate or bucket_of(rate) != document.repetition_bucket:
                 raise ProbeError(
-                    f"corpus {corpus.name!r}: {document.name} is in the manifest with repetition rate "
+                    f"corpus {corpus.name!r}: {document.file} is in the manifest with repetition rate "
                     f"{document.repetition_rate} ({document.repetition_bucket}), but has {rate} "
                     f"({bucket_of(rate)}). Restore the manifest, or build another corpus."
                 )
@@ -110,7 +110,7 @@ def _say_what_surprises(folder: Path, corpus: Corpus) -> None:
     if others:
         some = ", ".join(str(path.relative_to(folder)) for path in others[:3])
         print(f"left out: {len(others)} file(s) that are hidden or do not end in .txt, such as {some}")
-    long = [document.name for document in corpus.documents if len(document.text) > LONG_CHARS]
+    long = [document.file for document in corpus.documents if len(document.text) > LONG_CHARS]
     if long:
         print(
             f"long: {len(long)} document(s) above {LONG_CHARS} characters, such as {long[0]}. A probe reads the "

@@ -12,8 +12,8 @@ import torch
 from loopscope import open_run
 from loopscope.cli import main
 from loopscope.errors import ConfigError
-from loopscope.integrations.torchtitan import offline, offline_checkpoint
-from loopscope.integrations.torchtitan.offline_checkpoint import training_of
+from loopscope.integrations.torchtitan import offline
+from loopscope.integrations.torchtitan.offline_checkpoint import Training, training_of
 
 pytestmark = pytest.mark.ranks
 
@@ -212,7 +212,7 @@ def test_comparing_over_few_documents(trained: Path, tmp_path: Path, capsys) -> 
 
 
 def test_comparing_with_a_checkpoint_that_is_not_finite(trained: Path, capsys, monkeypatch) -> None:
-    load, calls = offline_checkpoint.load_model, []
+    load, calls = Training.load, []
 
     def broken(*given, **named):
         model = load(*given, **named)
@@ -221,7 +221,7 @@ def test_comparing_with_a_checkpoint_that_is_not_finite(trained: Path, capsys, m
             model.layers["loop_0"].attention.wo.weight.data.view(-1)[0] = torch.nan
         return model
 
-    monkeypatch.setattr(offline_checkpoint, "load_model", broken)
+    monkeypatch.setattr(Training, "load", broken)
     two = str(checkpoint(trained, 2))
     assert main(["probe", "--compare", two, two]) == 0
     said = capsys.readouterr().out

@@ -1,11 +1,28 @@
-"""Which settings a set of modules reads, from their source: the guard of the support table."""
+"""Which settings the modules of each backend read, from their source: what the support table is compared with."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
+
+_ATTACH = ("loopscope.session.attach", "loopscope.session.attached", "loopscope.capture.runtime")
+
+READERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "torchtitan": (
+            "loopscope.integrations.torchtitan.moe_adapter",
+            "loopscope.integrations.torchtitan.support",
+            "loopscope.capture.runtime",
+        ),
+        "torch": (*_ATTACH, "loopscope.capture.torch_adapter"),
+        "transformers": (*_ATTACH, "loopscope.capture.transformers_adapter"),
+        "mlx": (*_ATTACH, "loopscope.capture.mlx_adapter"),
+    }
+)
+"""Backend → the modules through which it reads settings: the adapter and its helpers."""
 
 _CARRIERS = ("settings", "config", "options")
 
