@@ -4,6 +4,7 @@ from loopscope.collect.collector import Collector, ParquetCollector
 from loopscope.collect.context import RowContext
 from loopscope.collect.corpus_losses import ProbeCorpus
 from loopscope.collect.memory import planned_trace_bytes
+from loopscope.collect.observed import ObservedWriter, RowObserver
 from loopscope.collect.pending_losses import DeviceLoss
 from loopscope.collect.ranks import GroupReducer, LocalReducer, RankReducer
 from loopscope.collect.reduce import reduce_trace
@@ -17,10 +18,12 @@ __all__ = [
     "LocalReducer",
     "MemoryWriter",
     "NullWriter",
+    "ObservedWriter",
     "ParquetCollector",
     "ProbeCorpus",
     "RankReducer",
     "RowContext",
+    "RowObserver",
     "RowWriter",
     "planned_trace_bytes",
     "reduce_trace",
