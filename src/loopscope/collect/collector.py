@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, get_args
 
 from loopscope.collect import headline, health
@@ -14,12 +15,11 @@ from loopscope.collect.error_text import describe
 from loopscope.collect.exchange import exchange, merged_rows
 from loopscope.collect.exchange_layout import ExchangeLayout
 from loopscope.collect.loss import StepLoss, check_step_order, loss_row
-from loopscope.collect.partials import unpack
 from loopscope.collect.pending_losses import DeviceLoss, PendingLosses
 from loopscope.collect.probe import reduce_probe
 from loopscope.collect.probe_stream import ProbeWindow
 from loopscope.collect.ranks import LocalReducer, RankReducer
-from loopscope.collect.rows import StepRows, counts_only, step_rows
+from loopscope.collect.rows import StepRows, rank_rows
 from loopscope.collect.traced_step import TracedStep, TracedSteps
 from loopscope.errors import ConfigError
 from loopscope.store import RowWriter
@@ -135,16 +135,10 @@ class Collector:
         Returns:
             `loss/task`, `loss/total`, `moe/lb_loss`, `health/dropped`.
         """
-        known = StepLoss(
-            step=step,
-            loss=loss,
-            grad_norm=grad_norm,
-            lr=lr,
-            task_loss_sum=task_loss_sum,
-            num_target_tokens=num_target_tokens,
-            other_loss=other_loss,
-        )
-        return self._guarded("on_metrics_step", step, lambda: self._loss(known))
+        known = StepLoss(step, loss, grad_norm, lr, task_loss_sum, num_target_tokens, other_loss)
+        with self._guard("on_metrics_step", step):
+            return self._loss(known)
+        return {}
 
     def submit_loss(self, step: int, loss: DeviceLoss, *, wait: bool = False) -> dict[str, float]:
         """The step's loss as scalars that are still on the device: `on_metrics_step` without waiting for them.
@@ -162,12 +156,10 @@ class Collector:
         Returns:
             The headline scalars of the newest loss that has arrived; nothing where none has.
         """
-
-        def submit() -> dict[str, float]:
+        with self._guard("submit_loss", step):
             self._losses.submit(step, loss)
             return self._drain_losses(block=wait)
-
-        return self._guarded("submit_loss", step, submit)
+        return {}
 
     def on_trace_step(
         self,
@@ -179,8 +171,7 @@ class Collector:
         microbatch: int = 0,
         num_microbatches: int = 1,
     ) -> dict[str, float]:
-        """Add one microbatch; with the last one write the step's rows. See
-        `LoopTraceCollector.on_trace_step`.
+        """Add one microbatch; with the last one write the step's rows. See `LoopTraceCollector.on_trace_step`.
 
         A visit whose reduction fails costs its own row only (its metrics are null, reason `failed`). A window
         that recorded a position twice keeps the first point, and `health` has a critical `sink_fault` row.
@@ -188,9 +179,25 @@ class Collector:
         Returns:
             With the last microbatch the `moe/*`, `loop/*` and `health/*` headline scalars, before it nothing.
         """
-        return self._guarded(
-            "on_trace_step", step, lambda: self._trace(step, sink, meta, valid, microbatch, num_microbatches)
-        )
+        with self._guard("on_trace_step", step):
+            try:
+                if (before := self._steps.interrupted(step, microbatch)) is not None:
+                    text = before.abandoned(f"step {step}, microbatch {microbatch} came")
+                    self._health(before.step, [text])
+                self._steps.add(step, sink, meta, valid, microbatch, num_microbatches)
+            except Exception as error:
+                if self._reducer.num_ranks == 1:
+                    raise
+                # The others are about to exchange; this rank joins them, and only then speaks of its error.
+                self._failed("on_trace_step", step, error)
+                self._kept = error
+            if microbatch + 1 != num_microbatches:
+                return {}
+            traced = self._steps.take()
+            if traced is None and self._reducer.num_ranks == 1:
+                return {}  # told when it failed
+            return self._finish(step, traced, num_microbatches)
+        return {}
 
     def probe_window(self) -> ProbeWindow:
         """The window of the next probe, which reduces each visit as it happens."""
@@ -204,7 +211,17 @@ class Collector:
         Returns:
             `probe/loss`, `probe/overlap_mean` (mean top-k overlap over all pairs of loop steps of a layer).
         """
-        return self._guarded("on_probe_step", step, lambda: self._probe(step, sink, meta, per_token_loss))
+        with self._guard("on_probe_step", step):
+            if not self.writes:
+                return {}  # every rank ran the same corpus; it counts once
+            isolate, expected = self._on_error == "record", self._expected
+            found = reduce_probe(sink, meta, per_token_loss, self.corpus, expected=expected, isolate=isolate)
+            self._report(step, found)
+            overlaps = [row["topk_overlap"] for row in found.tables["probe_overlap"]]
+            return headline.of_probe(
+                found.tables["probe_loss"], [value for value in overlaps if isinstance(value, float)]
+            )
+        return {}
 
     def record_event(
         self,
@@ -217,9 +234,8 @@ class Collector:
         value: float | None = None,
     ) -> None:
         """Write a health row on behalf of the integration."""
-        self._health(
-            step, [health.event(name, severity, detail=detail, unrolled_pos=unrolled_pos, value=value)]
-        )
+        row = health.event(name, severity, detail=detail, unrolled_pos=unrolled_pos, value=value)
+        self._health(step, [row])
 
     def record_rows(self, step: int, tables: Mapping[str, Iterable[RowDict]]) -> None:
         """Write a deep probe's rows: table → rows without run-level keys."""
@@ -228,24 +244,27 @@ class Collector:
 
     def flush(self, durable: bool = False) -> None:
         """Hand buffered rows over, losses under way included; to the disk where `durable` (at checkpoints)."""
-        self._guarded("flush", self._last_loss_step or 0, lambda: self._drain_losses(block=True))
+        with self._guard("flush", self._last_loss_step or 0):
+            self._drain_losses(block=True)
         self._writer.flush(durable=durable)
 
     def close(self) -> None:
         """Write what is left and close the writer."""
-        self._guarded("close", self._last_loss_step or 0, lambda: self._drain_losses(block=True))
+        with self._guard("close", self._last_loss_step or 0):
+            self._drain_losses(block=True)
         if (traced := self._steps.take()) is not None:
             self._health(traced.step, [traced.abandoned("the run ended")])
         self._writer.close()
 
-    def _guarded(self, where: str, step: int, callback: Callable[[], dict[str, float]]) -> dict[str, float]:
+    @contextmanager
+    def _guard(self, where: str, step: int) -> Iterator[None]:
+        """Under "record", keep what is raised inside from the training loop."""
         try:
-            return callback()
+            yield
         except Exception as error:
             if self._on_error == "raise":
                 raise
             self._failed(where, step, error)
-            return {}
 
     def _failed(self, where: str, step: int, error: Exception) -> None:
         """Count an exception that is kept from the training loop, and keep it as text alone."""
@@ -269,33 +288,6 @@ class Collector:
             found = self._loss(arrived)
         return found
 
-    def _trace(
-        self,
-        step: int,
-        sink: TraceSink,
-        meta: TraceMeta,
-        valid: Tensor | None,
-        microbatch: int,
-        num_microbatches: int,
-    ) -> dict[str, float]:
-        try:
-            if (before := self._steps.interrupted(step, microbatch)) is not None:
-                text = before.abandoned(f"step {step}, microbatch {microbatch} came")
-                self._health(before.step, [text])
-            self._steps.add(step, sink, meta, valid, microbatch, num_microbatches)
-        except Exception as error:
-            if self._reducer.num_ranks == 1:
-                raise
-            # The others are about to exchange; this rank joins them, and only then speaks of its error.
-            self._failed("on_trace_step", step, error)
-            self._kept = error
-        if microbatch + 1 != num_microbatches:
-            return {}
-        traced = self._steps.take()
-        if traced is None and self._reducer.num_ranks == 1:
-            return {}  # told when it failed
-        return self._finish(step, traced, num_microbatches)
-
     def _finish(self, step: int, traced: TracedStep | None, num_microbatches: int) -> dict[str, float]:
         """Merge the step over ranks and write its rows. Collective: every rank comes here once per traced step."""
         layout = self._layout
@@ -304,9 +296,7 @@ class Collector:
             layout = traced.accumulated.layout()
         buffer = exchange(layout, traced, num_microbatches, self._reducer)
         if self._per_rank and traced is not None:
-            for table, rows in step_rows(traced.accumulated.finish()).tables.items():
-                if table == "router":
-                    rows = [counts_only(row) for row in rows]
+            for table, rows in rank_rows(traced.accumulated.finish()).items():
                 self._write(table, step, rows, "rank_local")
         kept, self._kept = self._kept, None
         if kept is not None and self._on_error == "raise":
@@ -314,11 +304,8 @@ class Collector:
         # Under "raise" every rank looks at the same result, so that all of them stop together.
         if not self.writes and self._on_error != "raise":
             return {}
-        began = time.perf_counter()
         num_ranks = self._reducer.num_ranks
-        found = merged_rows(unpack(layout, buffer), traced, expected=self._expected, num_ranks=num_ranks)
-        if traced is not None:
-            traced.seconds["finish"] = time.perf_counter() - began
+        found = merged_rows(layout, buffer, traced, expected=self._expected, num_ranks=num_ranks)
         self._report(step, found, traced)
         self._drain_losses(block=True)  # the transfer has just waited for everything before it
         headlines = headline.of_trace(found.tables)
@@ -338,17 +325,6 @@ class Collector:
         self._health(step, found.events)
         if self._on_error == "raise" and found.problems:
             raise found.problems[0]
-
-    def _probe(self, step: int, sink: TraceSink, meta: TraceMeta, per_token_loss: Tensor) -> dict[str, float]:
-        if not self.writes:
-            return {}  # every rank ran the same corpus; it counts once
-        isolate, expected = self._on_error == "record", self._expected
-        found = reduce_probe(sink, meta, per_token_loss, self.corpus, expected=expected, isolate=isolate)
-        self._report(step, found)
-        overlaps = [row["topk_overlap"] for row in found.tables["probe_overlap"]]
-        return headline.of_probe(
-            found.tables["probe_loss"], [value for value in overlaps if isinstance(value, float)]
-        )
 
     def _write(self, table: str, step: int, rows: Iterable[RowDict], scope: Scope | None = None) -> None:
         if scope is None:

@@ -6,6 +6,7 @@ error. One rank goes the same way with a reducer that does nothing.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -15,7 +16,7 @@ from loopscope.collect import health
 from loopscope.collect.coverage import at_depth, compare
 from loopscope.collect.exchange_layout import ExchangeLayout
 from loopscope.collect.pairs import Key, describe_key
-from loopscope.collect.partials import StepPartials, pack
+from loopscope.collect.partials import StepPartials, pack, unpack
 from loopscope.collect.ranks import RankReducer
 from loopscope.collect.rows import StepRows, broken_values, step_rows
 from loopscope.collect.traced_step import TracedStep
@@ -62,20 +63,24 @@ def exchange(
 
 
 def merged_rows(
-    merged: StepPartials,
+    layout: ExchangeLayout,
+    buffer: Tensor,
     traced: TracedStep | None,
     *,
     expected: Sequence[VisitSpec],
     num_ranks: int,
 ) -> StepRows:
-    """The rows of a merged step, and what is to be said about it.
+    """The rows of a step that all ranks have merged, after the one transfer, and what is to be said about it.
 
     Args:
-        merged: of all ranks.
+        layout: that of `exchange`.
+        buffer: what `exchange` gave.
         traced: this rank's own step, whose texts say more than counts; None where it failed as a whole.
         expected: the promised visits, at the largest R; empty where nobody promises anything.
         num_ranks: ranks that were merged.
     """
+    began = time.perf_counter()
+    merged = unpack(layout, buffer)
     found = step_rows(merged)
     # A visit is covered where every microbatch of every rank saw it, and unexpected where any did.
     promised = expected if merged.num_stacks is None else at_depth(expected, merged.num_stacks)
@@ -100,7 +105,7 @@ def merged_rows(
     residual = found.tables["residual"]
     if residual and all(row.get("num_tokens") == 0 for row in residual):
         found.events.append(health.event("no_valid_token", "warn", detail="valid is False everywhere"))
-    found.events.append(health.of_bytes(merged.trace_bytes))
+    found.events.append(health.of_bytes(merged.counts["trace_bytes"]))
     found.problems = list(broken_values(found))
     if failures:
         found.problems.append(MetricInputError("; ".join(failures.values())))
@@ -116,6 +121,8 @@ def merged_rows(
                 "visits. Make expected_visits from the configuration of the model that is being trained."
             )
         )
+    if traced is not None:
+        traced.seconds["finish"] = time.perf_counter() - began
     return found
 
 
@@ -123,7 +130,7 @@ def _wrong(
     merged: StepPartials, own_sink_faults: Sequence[str], num_ranks: int
 ) -> Iterator[tuple[str, int | None, str]]:
     """(event, count, detail) of what is wrong with the step as a whole."""
-    if failed := merged.failed_ranks:
+    if failed := merged.counts["failed_ranks"]:
         yield (
             "rank_failed",
             failed,
@@ -132,11 +139,11 @@ def _wrong(
     if merged.depth_differs:
         text = "ranks ran different numbers of loop steps; no rows were written, since they do not merge"
         yield "depth_differs", None, text
-    if merged.unexpected:
+    if unexpected := merged.counts["unexpected"]:
         text = "visits and pairs, over all ranks, that nobody promised; they are in no row"
-        yield "unexpected_visits", merged.unexpected, text
+        yield "unexpected_visits", unexpected, text
     for text in own_sink_faults:
         yield "sink_fault", 1, text
-    if (others := merged.sink_faults - len(own_sink_faults)) > 0:
+    if (others := merged.counts["sink_faults"] - len(own_sink_faults)) > 0:
         text = "positions recorded twice, over the other ranks; the first point of each was kept"
         yield "sink_fault", others, text

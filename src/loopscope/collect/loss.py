@@ -12,7 +12,7 @@ from loopscope.metrics import CLOSURE_TOLERANCE, finish_loss
 from loopscope.trace import LossComponents
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class StepLoss:
     """A step's loss on the host, merged over ranks; None where something is not known."""
 

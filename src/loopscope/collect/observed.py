@@ -17,19 +17,15 @@ class RowObserver(Protocol):
     @property
     def timed_as(self) -> str:
         """The name under which `timing` rows count the seconds that it takes; empty: they do not."""
-        ...
 
     def see(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Rows of one table that were written, in order."""
-        ...
 
     def flush(self) -> None:
         """Write down what is to be said so far."""
-        ...
 
     def close(self) -> None:
         """Do what is left; rows may still come, from those that close later. A second call does nothing."""
-        ...
 
 
 class ObservedWriter:

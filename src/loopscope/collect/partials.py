@@ -62,13 +62,8 @@ class StepPartials:
     depth_differs: bool
     """Ranks ran different R in one step: their rows cannot be merged."""
     num_microbatches: int
-    failed_ranks: int
-    """Ranks whose whole step failed."""
-    unexpected: int
-    """Visits and pairs, over ranks, that have no slot because nobody promised them."""
-    sink_faults: int
-    trace_bytes: int
-    """Over all microbatches and ranks."""
+    counts: dict[str, int]
+    """What `STEP_SUMS` names, over all ranks."""
     extra: NDArray[np.float64]
     """What else came along in the transfer."""
 
@@ -155,7 +150,6 @@ def unpack(layout: ExchangeLayout, buffer: Tensor, extra: Tensor | None = None) 
     """
     host: NDArray[np.float64] = (buffer if extra is None else torch.cat([buffer, extra])).cpu().numpy()
     sums, maxima = host[: layout.n_sum], host[layout.n_sum : layout.n_sum + layout.n_max]
-    failed_ranks, unexpected, sink_faults, trace_bytes = sums[: len(STEP_SUMS)].tolist()
     highest, minus_lowest, num_microbatches = maxima[: len(STEP_MAXIMA)].tolist()
     known = highest > EMPTY / 10
     differs = known and highest != -minus_lowest
@@ -203,9 +197,6 @@ def unpack(layout: ExchangeLayout, buffer: Tensor, extra: Tensor | None = None) 
         num_stacks=num_stacks,
         depth_differs=differs,
         num_microbatches=int(num_microbatches),
-        failed_ranks=int(failed_ranks),
-        unexpected=int(unexpected),
-        sink_faults=int(sink_faults),
-        trace_bytes=int(trace_bytes),
+        counts={name: int(value) for name, value in zip(STEP_SUMS, sums, strict=False)},
         extra=host[layout.n_sum + layout.n_max :],
     )

@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,19 +51,6 @@ class DeviceLoss:
     """Learning rate of the update."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    step: int
-    host: Tensor
-    """The packed vector, once it is ready: pinned memory, or on a CPU the vector itself."""
-    is_ready: Callable[[], bool]
-    wait: Callable[[], Any]
-    factors: tuple[float, float]
-    lr: float | None
-    has_other: bool
-    has_norm: bool
-
-
 class PendingLosses:
     """Packs each step's scalars into one vector, sums it over ranks, and gives them back later, in order.
 
@@ -72,7 +60,8 @@ class PendingLosses:
 
     def __init__(self, reducer: RankReducer) -> None:
         self._reducer = reducer
-        self._waiting: deque[_Waiting] = deque()
+        # Per step: whether its values are there, what waits for them, and what reads them.
+        self._waiting: deque[tuple[Callable[[], bool], Callable[[], Any], Callable[[], StepLoss]]] = deque()
         self._pinned: list[Tensor] = []
         self._stream: torch.cuda.Stream | None = None
 
@@ -90,53 +79,48 @@ class PendingLosses:
             host, is_ready, wait = self._copy(vector, pending)
         else:
             host, is_ready, wait = vector, pending.is_completed, pending.wait
-        self._waiting.append(
-            _Waiting(
-                step=step,
-                host=host,
-                is_ready=is_ready,
-                wait=wait,
-                factors=(loss.lb_loss_factor, loss.z_loss_factor),
-                lr=loss.lr,
-                has_other=loss.other_loss is not None,
-                has_norm=loss.grad_norm is not None,
-            )
-        )
+        factors = loss.lb_loss_factor, loss.z_loss_factor
+        known = {name for name in _FIELDS if getattr(loss, name) is not None}
+        self._waiting.append((is_ready, wait, partial(self._on_host, step, host, factors, loss.lr, known)))
 
     def drain(self, *, block: bool = False) -> Iterator[StepLoss]:
         """The losses that have arrived, in order of steps; with `block` all of them, by waiting."""
         while self._waiting:
-            first = self._waiting[0]
-            if not (block or len(self._waiting) > CAPACITY or first.is_ready()):
+            is_ready, wait, read = self._waiting[0]
+            if not (block or len(self._waiting) > CAPACITY or is_ready()):
                 return
-            first.wait()
+            wait()
             self._waiting.popleft()
-            yield self._on_host(first)
+            yield read()
 
-    def _on_host(self, entry: _Waiting) -> StepLoss:
-        num_ranks = self._reducer.num_ranks
-        values = dict(zip(_FIELDS, entry.host.tolist(), strict=True))
-        if entry.host.is_pinned():
-            self._pinned.append(entry.host)
+    def _on_host(
+        self, step: int, host: Tensor, factors: tuple[float, float], lr: float | None, known: set[str]
+    ) -> StepLoss:
+        """Read the packed vector: pinned memory, or on a CPU the vector itself."""
+        values = dict(zip(_FIELDS, host.tolist(), strict=True))
+        if host.is_pinned():
+            self._pinned.append(host)
         tokens = values["num_target_tokens"]
-        lb_factor, z_factor = entry.factors
+        # Of these every rank gave its own mean.
+        for name in ("lb_loss", "z_loss", "other_loss", "grad_norm"):
+            values[name] /= self._reducer.num_ranks
         loss = LossComponents(
             # Without targets the mean does not exist: NaN becomes null with a reason, never 0.
             task_loss=values["task_loss_sum"] / tokens if tokens else math.nan,
-            lb_loss=values["lb_loss"] / num_ranks,
-            lb_loss_factor=lb_factor,
-            z_loss=values["z_loss"] / num_ranks,
-            z_loss_factor=z_factor,
+            lb_loss=values["lb_loss"],
+            lb_loss_factor=factors[0],
+            z_loss=values["z_loss"],
+            z_loss_factor=factors[1],
             total_loss=values["total_loss"],
         )
         return StepLoss(
-            step=entry.step,
+            step=step,
             loss=loss,
-            grad_norm=values["grad_norm"] / num_ranks if entry.has_norm else None,
-            lr=entry.lr,
+            grad_norm=values["grad_norm"] if "grad_norm" in known else None,
+            lr=lr,
             task_loss_sum=values["task_loss_sum"],
             num_target_tokens=round(tokens),
-            other_loss=values["other_loss"] / num_ranks if entry.has_other else None,
+            other_loss=values["other_loss"] if "other_loss" in known else None,
         )
 
     def _copy(self, vector: Tensor, pending: Pending) -> tuple[Tensor, Callable[[], bool], Callable[[], Any]]:

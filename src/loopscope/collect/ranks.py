@@ -15,11 +15,9 @@ class Pending(Protocol):
 
     def wait(self) -> Any:
         """Return when its result may be used (on an accelerator: may be used by the current stream)."""
-        ...
 
     def is_completed(self) -> bool:
         """True where `wait` would return at once."""
-        ...
 
 
 class RankReducer(Protocol):
@@ -28,29 +26,23 @@ class RankReducer(Protocol):
     @property
     def device(self) -> torch.device | None:
         """Where the buffers live; None: where the vectors are."""
-        ...
 
     @property
     def num_ranks(self) -> int:
         """Number of ranks that are reduced over."""
-        ...
 
     @property
     def is_writer(self) -> bool:
         """True on the one rank that writes the rows."""
-        ...
 
     def sum(self, buffer: Float64[Tensor, " n"]) -> None:
         """Replace `buffer` by its sum over ranks."""
-        ...
 
     def max(self, buffer: Float64[Tensor, " n"]) -> None:
         """Replace `buffer` by its maximum over ranks."""
-        ...
 
     def start_sum(self, buffer: Float64[Tensor, " n"]) -> Pending:
         """Begin to replace `buffer` by its sum over ranks, without waiting."""
-        ...
 
 
 class LocalReducer:

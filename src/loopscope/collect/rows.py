@@ -161,13 +161,16 @@ def broken_values(rows: StepRows) -> Iterator[MetricInputError]:
             yield MetricInputError(f"unrolled_pos {position}: {fault.message}")
 
 
-def counts_only(row: RowDict) -> RowDict:
-    """A rank-local router row beside a global one: of the list columns it keeps the counts."""
-    lists = [name for name, value in row.items() if isinstance(value, list) and name != "expert_count"]
-    text = row["null_reasons"]
-    nulls = json.loads(text) if isinstance(text, str) else {}
-    nulls |= dict.fromkeys(lists, "absent:rank-local rows keep counts only")
-    return {**row, **dict.fromkeys(lists), "null_reasons": reasons(nulls)}
+def rank_rows(partials: StepPartials) -> dict[str, list[RowDict]]:
+    """One rank's rows beside global ones: table → rows. Of its lists a router row keeps the counts."""
+    tables = step_rows(partials).tables
+    for row in tables["router"]:
+        lists = [name for name, value in row.items() if isinstance(value, list) and name != "expert_count"]
+        text = row["null_reasons"]
+        nulls = json.loads(text) if isinstance(text, str) else {}
+        nulls |= dict.fromkeys(lists, "absent:rank-local rows keep counts only")
+        row |= {**dict.fromkeys(lists), "null_reasons": reasons(nulls)}
+    return tables
 
 
 def failed_columns(table: str) -> RowDict:
