@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import tyro
 
@@ -14,7 +14,7 @@ from loopscope.errors import ConfigError, ProbeError
 from loopscope.probe.build import FEW_DOCUMENTS, LONG_CHARS, build_manifest, left_out
 from loopscope.probe.corpus import Corpus, available_corpora, load_corpus
 from loopscope.probe.manifest import MANIFEST_FILE, write_manifest
-from loopscope.probe.repetition import bucket_of, repetition_rate
+from loopscope.probe.repetition import Bucket, bucket_of, repetition_rate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,21 +123,19 @@ def _say_what_surprises(folder: Path, corpus: Corpus) -> None:
 
 
 def _show(corpus: Corpus) -> None:
-    table = make_table(
-        ["domain", "documents", "characters", "low", "mid", "high", "licence"], left=["domain"]
-    )
+    rows = []
     for domain in dict.fromkeys(document.domain for document in corpus.documents):
         members = [document for document in corpus.documents if document.domain == domain]
         buckets = Counter(document.repetition_bucket for document in members)
-        table.add_row(
-            domain,
-            str(len(members)),
-            str(sum(len(document.text) for document in members)),
-            *(str(buckets[name]) for name in ("low", "mid", "high")),
-            ", ".join(sorted({document.licence for document in members})),
+        licences = ", ".join(sorted({document.licence for document in members}))
+        characters = sum(len(document.text) for document in members)
+        rows.append(
+            (domain, len(members), characters, *(buckets[name] for name in get_args(Bucket)), licences)
         )
     console = make_console()
-    console.print(table)
+    console.print(
+        make_table(["domain", "documents", "characters", *get_args(Bucket), "licence"], rows, left=["domain"])
+    )
     console.print(
         f"{corpus.name}: {len(corpus.documents)} documents as the manifest says, texts {corpus.text_hash}"
     )

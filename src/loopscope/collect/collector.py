@@ -8,12 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, get_args
 
-from loopscope.collect import headline, health
+from loopscope.collect import health
 from loopscope.collect.context import RowContext, RowDict, Scope, StepClock
 from loopscope.collect.corpus_losses import ProbeCorpus
 from loopscope.collect.error_text import describe
 from loopscope.collect.exchange import exchange, merged_rows
 from loopscope.collect.exchange_layout import ExchangeLayout
+from loopscope.collect.headline import headline
 from loopscope.collect.loss import StepLoss, check_step_order, loss_row
 from loopscope.collect.pending_losses import DeviceLoss, PendingLosses
 from loopscope.collect.probe import reduce_probe
@@ -217,10 +218,7 @@ class Collector:
             isolate, expected = self._on_error == "record", self._expected
             found = reduce_probe(sink, meta, per_token_loss, self.corpus, expected=expected, isolate=isolate)
             self._report(step, found)
-            overlaps = [row["topk_overlap"] for row in found.tables["probe_overlap"]]
-            return headline.of_probe(
-                found.tables["probe_loss"], [value for value in overlaps if isinstance(value, float)]
-            )
+            return headline(found.tables)
         return {}
 
     def record_event(
@@ -280,7 +278,7 @@ class Collector:
         row, events = loss_row(known)
         self._write("loss", known.step, [row])
         self._health(known.step, events)
-        return {**headline.of_loss(known.loss), "health/dropped": float(self.dropped)}
+        return {**headline({"loss": [row]}), "health/dropped": float(self.dropped)}
 
     def _drain_losses(self, *, block: bool = False) -> dict[str, float]:
         found: dict[str, float] = {}
@@ -308,10 +306,10 @@ class Collector:
         found = merged_rows(layout, buffer, traced, expected=self._expected, num_ranks=num_ranks)
         self._report(step, found, traced)
         self._drain_losses(block=True)  # the transfer has just waited for everything before it
-        headlines = headline.of_trace(found.tables)
+        scalars = headline(found.tables)
         if found.coverage is not None:
-            headlines["health/coverage"] = found.coverage
-        return {**headlines, "health/dropped": float(self.dropped)}
+            scalars["health/coverage"] = found.coverage
+        return {**scalars, "health/dropped": float(self.dropped)}
 
     def _report(self, step: int, found: StepRows, traced: TracedStep | None = None) -> None:
         """Write what a step gave and what is to be said about it; under "raise", raise its first problem."""

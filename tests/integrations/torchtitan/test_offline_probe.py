@@ -192,7 +192,7 @@ def test_comparing(trained: Path, capsys) -> None:
     assert same.count("no meaningful difference") == 9  # eight visits and the loss
     assert main(["probe", "--compare", two, four]) == 0
     changed = capsys.readouterr().out
-    line = next(line for line in changed.splitlines() if "layer 1, loop step 2" in line)
+    line = next(line for line in changed.splitlines() if "loop step 2, layer 1" in line)
     assert line.split()[-1] == "changed"
 
 
@@ -226,7 +226,7 @@ def test_comparing_with_a_checkpoint_that_is_not_finite(trained: Path, capsys, m
     assert main(["probe", "--compare", two, two]) == 0
     said = capsys.readouterr().out
     head, loop = (
-        next(li for li in said.splitlines() if name in li) for name in ("head", "layer 1, loop step 2")
+        next(li for li in said.splitlines() if name in li) for name in ("head", "loop step 2, layer 1")
     )
     assert head.rstrip().endswith("no meaningful difference")
     assert "not finite" in loop

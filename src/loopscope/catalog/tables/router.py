@@ -59,7 +59,7 @@ LOAD = (
         formula="H(f)/ln E",
         null_rule=f"E = 1: not_applicable; {_NO_TOKEN}",
         label="load H",
-        shown=("summary", "worst", "diff", "visits", "probe_diff"),
+        shown=("summary", "worst", "diff", "visits", "spread", "probe_diff"),
         picture=Picture(
             id="load_entropy",
             title="Evenness of the load",
@@ -76,7 +76,7 @@ LOAD = (
         name="maxvio_count",
         formula="max_e u_e − 1",
         label="MaxVio",
-        shown=("summary", "worst", "diff", "visits", "probe_diff"),
+        shown=("summary", "worst", "diff", "visits", "spread", "probe_diff"),
         picture=Picture(
             id="maxvio",
             title="Overload of the busiest expert",

@@ -52,7 +52,8 @@ _chance = partial(
     empty_is_value=True,
 )
 
-_gauge = partial(Gauge, table="transition", how="last", where=(("kind", "step_boundary"),), place="to_pos")
+_BOUNDARY = (("kind", "step_boundary"),)
+_gauge = partial(Gauge, table="transition", how="last", where=_BOUNDARY, place="to_pos")
 
 GAUGES = (
     _gauge(
@@ -108,7 +109,7 @@ TABLE = TableSpec(
             formula="mean_t ‖D_t‖/‖h_from,t‖",
             merge="mean by num_tokens less relative_delta_excluded",
             label="relative delta",
-            shown=("summary", "diff", "visits"),
+            shown=("summary", "diff", "visits", "spread"),
         ),
         _excluded(name="relative_delta_excluded", formula="#{t : ‖h_from,t‖ < 1e-12}"),
         _delta(
@@ -183,4 +184,5 @@ TABLE = TableSpec(
         ),
     ),
     gauges=GAUGES,
+    shown_rows=_BOUNDARY,
 )

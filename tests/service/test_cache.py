@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from loopscope.service.kept import Kept
+from loopscope.service.cache import ResultCache
 
 
 def run(coroutine):
@@ -17,9 +17,9 @@ def test_those_who_waited_take_what_was_begun_after_they_asked():
     made, versions = [], itertools.count()
 
     async def all_at_once():
-        kept = Kept(most=8, most_bytes=100)
+        cache = ResultCache(most=8, most_bytes=100)
         asked = [
-            kept.get(("a",), lambda: str(next(versions)), lambda: made.append(1) or len(made), lambda _: 1)
+            cache.get(("a",), lambda: str(next(versions)), lambda: made.append(1) or len(made), lambda _: 1)
             for _ in range(50)
         ]
         return await asyncio.gather(*asked)
@@ -32,9 +32,9 @@ def test_those_who_waited_take_what_was_begun_after_they_asked():
 
 def test_a_new_version_is_made_anew_and_an_old_one_is_not():
     async def one_after_the_other():
-        kept, made = Kept(most=8, most_bytes=100), []
+        cache, made = ResultCache(most=8, most_bytes=100), []
         return [
-            await kept.get(("a",), lambda v=v: v, lambda: made.append(1) or len(made), lambda _: 1)
+            await cache.get(("a",), lambda v=v: v, lambda: made.append(1) or len(made), lambda _: 1)
             for v in ("x", "x", "y", "y")
         ]
 
@@ -43,31 +43,31 @@ def test_a_new_version_is_made_anew_and_an_old_one_is_not():
 
 def test_the_least_recently_asked_go_by_number_and_by_size():
     async def many():
-        kept = Kept(most=3, most_bytes=100)
+        cache = ResultCache(most=3, most_bytes=100)
         for name, size in (("a", 40), ("b", 40), ("a", 40), ("c", 40), ("d", 10)):
-            await kept.get((name,), lambda: "v", lambda n=name: n, lambda _, s=size: s)
-        return kept
+            await cache.get((name,), lambda: "v", lambda n=name: n, lambda _, s=size: s)
+        return cache
 
-    kept = run(many())
-    assert list(kept._made) == [("a",), ("c",), ("d",)]
-    assert kept.bytes == 90
+    cache = run(many())
+    assert list(cache._made) == [("a",), ("c",), ("d",)]
+    assert cache.bytes == 90
 
 
 def test_one_that_is_too_large_is_kept_alone():
     async def huge():
-        kept = Kept(most=3, most_bytes=100)
+        cache = ResultCache(most=3, most_bytes=100)
         for name, size in (("a", 10), ("b", 1000)):
-            await kept.get((name,), lambda: "v", lambda n=name: n, lambda _, s=size: s)
-        return kept
+            await cache.get((name,), lambda: "v", lambda n=name: n, lambda _, s=size: s)
+        return cache
 
     assert list(run(huge())._made) == [("b",)]
 
 
 def test_a_failure_is_the_askers_own_and_nothing_is_kept():
     async def fails():
-        kept = Kept(most=3, most_bytes=100)
+        cache = ResultCache(most=3, most_bytes=100)
         with pytest.raises(ValueError, match="no"):
-            await kept.get(("a",), lambda: "v", lambda: (_ for _ in ()).throw(ValueError("no")), lambda _: 1)
-        return await kept.get(("a",), lambda: "v", lambda: 7, lambda _: 1), len(kept._locks)
+            await cache.get(("a",), lambda: "v", lambda: (_ for _ in ()).throw(ValueError("no")), lambda _: 1)
+        return await cache.get(("a",), lambda: "v", lambda: 7, lambda _: 1), len(cache._locks)
 
     assert run(fails()) == (7, 0)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from loopscope.cli import ranks
-from loopscope.cli.ranks import run_ranks, torchrun_command
+from loopscope.cli import torchrun
+from loopscope.cli.torchrun import run_ranks, torchrun_command
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def stub(monkeypatch: pytest.MonkeyPatch):
     """Replaces torchrun by a piece of Python."""
 
     def install(code: str) -> None:
-        monkeypatch.setattr(ranks, "torchrun_command", lambda *_, **__: [sys.executable, "-c", code])
+        monkeypatch.setattr(torchrun, "torchrun_command", lambda *_, **__: [sys.executable, "-c", code])
 
     return install
 
@@ -80,7 +80,7 @@ def test_the_command_keeps_every_ranks_output(tmp_path: Path) -> None:
     "line", ["step: 12  loss:  3.1", "\x1b[31mstep: 12  \x1b[32mloss", "x - step:\x1b[0m 12"]
 )
 def test_a_step_is_read_from_torchtitans_line(line: str) -> None:
-    match = ranks._STEP.search(line)
+    match = torchrun._STEP.search(line)
     assert match is not None
     assert match.group(1) == "12"
 

@@ -14,7 +14,7 @@ from types import FrameType
 from rich.console import Console
 from rich.text import Text
 
-from loopscope.cli.console import make_console, step_progress
+from loopscope.cli.console import make_console, signal_handlers, step_progress
 
 _TORCHRUN = "loopscope.integrations.torchtitan.torchrun"
 _LAUNCHER = "loopscope.integrations.torchtitan.launch"
@@ -104,12 +104,10 @@ def _signals_forwarded() -> Iterator[tuple[list[int], Callable[[subprocess.Popen
         if received:  # it came between our handler and the start
             process.send_signal(received[0])
 
-    previous = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield received, started
+        with signal_handlers(forward, "SIGINT", "SIGTERM"):
+            yield received, started
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
         for process in running:
             if process.poll() is None:  # only where we ourselves failed: never leave ranks behind
                 process.terminate()

@@ -27,7 +27,7 @@ _DUCK = {
 }
 
 
-class Views:
+class SqlViews:
     """The views of one connection: `<table>` (live rows) and `<table>_all`, made when they are first asked for.
 
     Making a view checks the table's files, so that a question about losses never reads the router's bytes.

@@ -25,7 +25,7 @@ class _Made:
     """When the look at the files behind it began, on the monotonic clock."""
 
 
-class Kept:
+class ResultCache:
     """By key and version; the least recently asked ones go when there are too many or they are too large."""
 
     def __init__(self, *, most: int, most_bytes: int) -> None:
