@@ -8,18 +8,13 @@ from loopscope.collect import MemoryWriter, ObservedWriter, RowWriter
 
 
 class Watcher:
-    timed_as = ""
-
     def __init__(self, name, happened, *, writer=None, fails=()):
         self.name, self.happened, self.writer, self.fails = name, happened, writer, fails
 
     def see(self, table, rows):
         self._say("see", table, len(rows))
-        if self.writer is not None and table != "health":
+        if self.writer is not None and rows and table != "health":
             self.writer.append("health", {"event": self.name, "severity": "warn"})
-
-    def flush(self):
-        self._say("flush")
 
     def close(self):
         self._say("close")
@@ -28,10 +23,6 @@ class Watcher:
         self.happened.append((self.name, what, *more))
         if what in self.fails:
             raise OSError(f"{self.name} cannot {what}")
-
-
-class Timed(Watcher):
-    timed_as = "trackers"
 
 
 class Store(MemoryWriter):
@@ -52,8 +43,8 @@ def run(*, fails=()):
     happened = []
     store = Store(happened)
     alerts = Watcher("alerts", happened, writer=store, fails=fails)
-    trackers = Timed("trackers", happened, writer=ObservedWriter(store, [alerts]), fails=fails)
-    return happened, store, ObservedWriter(store, [alerts, trackers])
+    trackers = Watcher("trackers", happened, writer=ObservedWriter(store, [alerts]), fails=fails)
+    return happened, store, ObservedWriter(store, [alerts, trackers], timed={"trackers": trackers})
 
 
 def test_the_store_first_then_the_observers_and_nobody_sees_rows_of_its_own():
@@ -76,8 +67,8 @@ def test_at_the_end_the_observers_close_in_their_order_and_the_store_last():
     writer.flush(durable=True)
     writer.close()
     assert happened == [
-        ("alerts", "flush"),
-        ("trackers", "flush"),
+        ("alerts", "see", "", 0),
+        ("trackers", "see", "", 0),
         ("alerts", "close"),
         ("trackers", "close"),
         ("store", "close"),

@@ -14,15 +14,8 @@ from loopscope.store import RowWriter
 class RowObserver(Protocol):
     """Looks at rows after the writer took them. It raises under ``on_error="raise"`` alone."""
 
-    @property
-    def timed_as(self) -> str:
-        """The name under which `timing` rows count the seconds that it takes; empty: they do not."""
-
     def see(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Rows of one table that were written, in order."""
-
-    def flush(self) -> None:
-        """Write down what is to be said so far."""
+        """Rows of one table that were written, in order; none at a flush, to write down what is to be said."""
 
     def close(self) -> None:
         """Do what is left; rows may still come, from those that close later. A second call does nothing."""
@@ -31,7 +24,7 @@ class RowObserver(Protocol):
 class ObservedWriter:
     """A `RowWriter` with observers beside it.
 
-    1. A `timing` row also counts the seconds that the observers took since the last one.
+    1. A `timing` row also counts the seconds that the observers named in `timed` took since the last one.
     2. The writer takes the rows: they reach the store whatever an observer does.
     3. The observers see them, in their order.
 
@@ -45,11 +38,19 @@ class ObservedWriter:
     Args:
         writer: takes the rows.
         observers: in the order in which they see them.
+        timed: name in `timing` rows → the observer whose seconds count.
     """
 
-    def __init__(self, writer: RowWriter, observers: Sequence[RowObserver]) -> None:
+    def __init__(
+        self,
+        writer: RowWriter,
+        observers: Sequence[RowObserver],
+        *,
+        timed: Mapping[str, RowObserver] | None = None,
+    ) -> None:
         self._writer, self._observers = writer, tuple(observers)
-        self._seconds = {observer.timed_as: 0.0 for observer in observers if observer.timed_as}
+        self._names = {id(observer): name for name, observer in (timed or {}).items()}
+        self._seconds = dict.fromkeys(self._names.values(), 0.0)
 
     def append(self, table: str, row: Mapping[str, object]) -> None:
         """Add one row."""
@@ -60,18 +61,11 @@ class ObservedWriter:
         if table == "health" and self._seconds:
             rows = [self._with_seconds(row) if row.get("event") == "timing" else row for row in rows]
         self._writer.append_many(table, rows)
-        for observer in self._observers:
-            began = time.perf_counter()
-            try:
-                observer.see(table, rows)
-            finally:
-                if observer.timed_as:
-                    self._seconds[observer.timed_as] += time.perf_counter() - began
+        self._show(table, rows)
 
     def flush(self, durable: bool = False) -> None:
         """Let the observers write what they have to say, and flush the writer."""
-        for observer in self._observers:
-            observer.flush()
+        self._show("", ())
         self._writer.flush(durable=durable)
 
     def close(self) -> None:
@@ -90,6 +84,15 @@ class ObservedWriter:
     def fsync_failures(self) -> int:
         """Times that the disk refused to make rows durable."""
         return self._writer.fsync_failures
+
+    def _show(self, table: str, rows: Sequence[Mapping[str, object]]) -> None:
+        for observer in self._observers:
+            began = time.perf_counter()
+            try:
+                observer.see(table, rows)
+            finally:
+                if (name := self._names.get(id(observer))) is not None:
+                    self._seconds[name] += time.perf_counter() - began
 
     def _with_seconds(self, row: Mapping[str, Any]) -> dict[str, object]:
         taken, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)
