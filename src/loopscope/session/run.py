@@ -11,9 +11,9 @@ from typing import Any, ClassVar, TypeVar
 import loopscope
 from loopscope.alerts import NoticeSink
 from loopscope.collect import (
+    Collector,
     NullWriter,
     ObservedWriter,
-    ParquetCollector,
     ProbeCorpus,
     RankReducer,
     RowContext,
@@ -55,7 +55,7 @@ class Loopscope:
 
     def __init__(self, config: LoopscopeConfig) -> None:
         self.config = config
-        self.collector: ParquetCollector | None = None
+        self.collector: Collector | None = None
         """None until `begin_attempt`."""
         self.attempt: int | None = None
         """Number of this attempt; None until `begin_attempt`."""
@@ -156,7 +156,7 @@ class Loopscope:
 
     def begin_attempt(
         self, *, first_step: int = 1, parent_run_id: str | None = None, parent_attempt: int | None = None
-    ) -> ParquetCollector:
+    ) -> Collector:
         """Claim the next attempt and make the collector. Collective where there is more than one rank.
 
         Args:
@@ -217,7 +217,7 @@ class Loopscope:
             writer = ObservedWriter(writer, [*judged, self.trackers], timed={"trackers": self.trackers})
         elif judged:
             writer = ObservedWriter(writer, judged)
-        self.collector = ParquetCollector(
+        self.collector = Collector(
             writer,
             context=context,
             expected_visits=self._expected,
@@ -228,7 +228,7 @@ class Loopscope:
         )
         return self.collector
 
-    def start(self, model: TracedModel) -> ParquetCollector:
+    def start(self, model: TracedModel) -> Collector:
         """`open` and `begin_attempt` in one, for a single process that starts at step 1."""
         self.open(expected_visits=model.expected_visits(), meta=model.trace_meta())
         return self.begin_attempt()
