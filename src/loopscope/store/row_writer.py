@@ -15,26 +15,20 @@ class RowWriter(Protocol):
 
     def append(self, table: str, row: Mapping[str, object]) -> None:
         """Add one row."""
-        ...
 
     def append_many(self, table: str, rows: Sequence[Mapping[str, object]]) -> None:
         """Add rows of one table in one call. A row that does not fit takes no other along."""
-        ...
 
     def flush(self, durable: bool = False) -> None:
         """Hand what is buffered to the operating system; to the disk as well where `durable`."""
-        ...
 
     def close(self) -> None:
         """Write everything and stop. A second call does nothing."""
-        ...
 
     @property
     def dropped(self) -> int:
         """Rows that could not be written so far."""
-        ...
 
     @property
     def fsync_failures(self) -> int:
         """Times that the disk refused to make rows durable; such rows are still with the operating system."""
-        ...

@@ -1,68 +1,85 @@
-"""Rows of a journal as Arrow tables, a chunk at a time so that Python objects never pile up."""
+"""Rows of a journal as Arrow tables: values by position become columns, a chunk at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from loopscope.store.parts.parquet import rows_to_arrow
 from loopscope.store.schema import TableSchema
 
 CHUNK_ROWS = 2048
+"""Rows that are Python objects at a time, per table."""
+_MISFIT = (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError)
 
 
-class ArrowRows:
-    """Collects rows by table; made to be handed to `decode_journal`."""
+class JournalColumns:
+    """Collects rows by table; made to be handed to `decode_journal`.
 
-    def __init__(
-        self, tables: Mapping[str, TableSchema], keys: dict[str, Any], only: set[str] | None = None
-    ) -> None:
+    Args:
+        tables: the registry.
+        keys: the columns that every row shares and that rows leave out.
+    """
+
+    def __init__(self, tables: Mapping[str, TableSchema], keys: Mapping[str, Any]) -> None:
         self._tables = tables
         self._keys = keys
-        self._only = only
-        self._pending: dict[str, list[dict[str, Any]]] = {}
+        self._pending: dict[str, tuple[tuple[str, ...], list[Sequence[Any]]]] = {}
         self._chunks: dict[str, list[pa.Table]] = {}
         self.unknown_tables: dict[str, int] = {}
         """Table that the registry does not know → rows."""
         self.unknown_columns: dict[str, set[str]] = {}
-        """Table → columns that the registry does not know; complete once `tables` was called."""
+        """Table → columns with values that the registry does not know; complete once `tables` was called."""
         self.misfits: dict[str, int] = {}
         """Table → rows whose values do not fit the registry's types; the same."""
 
-    def __call__(self, table: str, row: dict[str, Any]) -> None:
-        """Take one row."""
-        schema = self._tables.get(table)
-        if schema is None:
-            self.unknown_tables[table] = self.unknown_tables.get(table, 0) + 1
-            return
-        if self._only is not None and table not in self._only:
-            return
-        pending = self._pending.setdefault(table, [])
-        pending.append(row)
-        if len(pending) >= CHUNK_ROWS:
+    def __call__(self, table: str, names: tuple[str, ...], values: Sequence[Any]) -> None:
+        """Take one row: the names of its columns, and its values in their order."""
+        pending = self._pending.get(table)
+        if pending is None or pending[0] != names:
+            if table not in self._tables:
+                self.unknown_tables[table] = self.unknown_tables.get(table, 0) + 1
+                return
+            self._convert(table)
+            pending = self._pending[table] = names, []
+        pending[1].append(values)
+        if len(pending[1]) >= CHUNK_ROWS:
             self._convert(table)
 
     def tables(self) -> dict[str, list[pa.Table]]:
-        """Table → Arrow chunks of everything taken so far."""
+        """Table → Arrow chunks of everything taken so far, in the registry's columns."""
         for table in list(self._pending):
             self._convert(table)
         return self._chunks
 
     def _convert(self, table: str) -> None:
-        rows = self._pending.pop(table)
-        schema = self._tables[table]
-        if extra := set().union(*rows) - schema.name_set:
-            self.unknown_columns.setdefault(table, set()).update(extra)
+        names, rows = self._pending.pop(table, ((), []))
+        chunks = self._chunks.setdefault(table, [])
         try:
-            chunks = [rows_to_arrow(schema, rows, self._keys)]
-        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError):
-            chunks = []
+            chunks += self._chunk(table, names, rows)
+        except _MISFIT:
+            # One bad row must not take its neighbours along.
             for row in rows:
-                # One bad row must not take its neighbours along.
                 try:
-                    chunks.append(rows_to_arrow(schema, [row], self._keys))
-                except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError):
+                    chunks += self._chunk(table, names, [row])
+                except _MISFIT:
                     self.misfits[table] = self.misfits.get(table, 0) + 1
-        self._chunks.setdefault(table, []).extend(chunks)
+
+    def _chunk(self, table: str, names: tuple[str, ...], rows: Sequence[Sequence[Any]]) -> list[pa.Table]:
+        if not rows:
+            return []
+        columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+        arrays = []
+        for field in (schema := self._tables[table].arrow):
+            values = columns.pop(field.name, None)
+            if field.name in self._keys:
+                arrays.append(pa.repeat(pa.scalar(self._keys[field.name], field.type), len(rows)))
+            elif values is None:
+                arrays.append(pa.nulls(len(rows), field.type))
+            else:
+                arrays.append(pa.array(values, type=field.type))
+        for name, values in columns.items():
+            if any(value is not None for value in values):
+                self.unknown_columns.setdefault(table, set()).add(name)
+        return [pa.Table.from_arrays(arrays, schema=schema)]

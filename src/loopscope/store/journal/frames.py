@@ -1,7 +1,8 @@
 """Frames: the unit of the journal. Marker, ordinal, length, CRC-32, payload.
 
 A torn or flipped frame costs itself alone: the marker finds the next one, and the ordinals tell how many are
-missing between two good ones.
+missing between two good ones. The first frame, the header, looks alike in every format; the checksums of all others
+begin with the format's number, so that a journal of another format holds no good row, even where its header is lost.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
+
+FORMAT = 3
+"""The format of a journal that this version writes and reads; 1 and 2 are refused by name."""
 
 MARKER = b"\xf5LSF"
 _HEAD = struct.Struct("<4sIII")
@@ -19,9 +23,8 @@ MAX_PAYLOAD = 1 << 26
 """64 MiB; a row beyond it is refused."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """A good frame."""
+class Frame(NamedTuple):
+    """A frame whose checksum matches."""
 
     ordinal: int
     payload: bytes
@@ -29,9 +32,8 @@ class Frame:
     """Offset just behind it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Bytes that are no good frame."""
+class Gap(NamedTuple):
+    """Bytes without a frame whose checksum matches."""
 
     start: int
     end: int
@@ -44,7 +46,8 @@ def encode_frame(ordinal: int, payload: bytes) -> bytes:
     length = len(payload)
     if length > MAX_PAYLOAD:
         raise OSError(f"a record has {length} bytes, expected at most {MAX_PAYLOAD}")
-    crc = zlib.crc32(payload, zlib.crc32(_COUNTED.pack(ordinal, length)))
+    # As `_checksum` has it, without a call: this runs for every row in the training thread.
+    crc = zlib.crc32(payload, zlib.crc32(_COUNTED.pack(ordinal, length), FORMAT if ordinal else 0))
     return _HEAD.pack(MARKER, ordinal, length, crc) + payload
 
 
@@ -52,12 +55,11 @@ def encode_frames(first: int, payloads: Iterable[bytes]) -> bytes:
     """The same as `encode_frame` for each, with ordinals from `first` on, without a call and a copy per frame."""
     pieces: list[bytes] = []
     add, head, counted, crc32 = pieces.append, _HEAD.pack, _COUNTED.pack, zlib.crc32
-    # This loop runs for every row in the training thread, hence the local names.
     for ordinal, payload in enumerate(payloads, first):
-        length = len(payload)
-        if length > MAX_PAYLOAD:
+        if (length := len(payload)) > MAX_PAYLOAD:
             raise OSError(f"a record has {length} bytes, expected at most {MAX_PAYLOAD}")
-        add(head(MARKER, ordinal, length, crc32(payload, crc32(counted(ordinal, length)))))
+        seed = crc32(counted(ordinal, length), FORMAT if ordinal else 0)
+        add(head(MARKER, ordinal, length, crc32(payload, seed)))
         add(payload)
     return b"".join(pieces)
 
@@ -85,9 +87,14 @@ def _frame_at(data: bytes, position: int) -> Frame | None:
     if marker != MARKER or length > MAX_PAYLOAD or start + length > len(data):
         return None
     payload = data[start : start + length]
-    if zlib.crc32(payload, zlib.crc32(_COUNTED.pack(ordinal, length))) != crc:
+    if _checksum(ordinal, payload) != crc:
         return None
     return Frame(ordinal, payload, start + length)
+
+
+def _checksum(ordinal: int, payload: bytes) -> int:
+    counted = _COUNTED.pack(ordinal, len(payload))
+    return zlib.crc32(payload, zlib.crc32(counted, FORMAT if ordinal else 0))
 
 
 def _next_frame(data: bytes, position: int) -> int | None:
@@ -105,6 +112,6 @@ def _is_torn(data: bytes, position: int) -> bool:
     marker, ordinal, length, crc = _HEAD.unpack(rest)
     if marker != MARKER or length > MAX_PAYLOAD or position + HEAD_SIZE + length <= len(data):
         return False
-    # A whole last frame whose length was damaged also ends too early, by its own word: its checksum knows better.
+    # A whole last frame whose length was damaged also seems to end too early: its checksum shows it.
     payload = data[position + HEAD_SIZE :]
-    return bool(zlib.crc32(payload, zlib.crc32(_COUNTED.pack(ordinal, len(payload)))) != crc)
+    return bool(_checksum(ordinal, payload) != crc)

@@ -109,8 +109,8 @@ class Remote:
         """
         if not self.holds(MANIFEST):
             raise NotARunError(f"{self.base} is not a run: it has no {MANIFEST}.")
-        # The copy may be growing. What refers to other files is looked at before those, as `snapshot` explains: what
-        # comes up meanwhile is then more than is referred to, and never less.
+        # The copy may be growing. What refers to other files is fetched before those, as `snapshot` explains: files
+        # that are uploaded in between are then more than what is referred to, and never less.
         replaced = (MANIFEST, f"{TABLES_DIR}/attempt/{ATTEMPT_PART}")
         for name in replaced:
             if self.holds(name):

@@ -23,7 +23,7 @@ from loopscope.store.names import (
     newest_of,
     parse_part,
 )
-from loopscope.store.seal.attempt_table import empty_attempt_table
+from loopscope.store.seal.attempt_table import attempt_table
 
 
 class Stage(IntEnum):
@@ -31,11 +31,11 @@ class Stage(IntEnum):
 
     ATTEMPT = 0
     BEGIN = 1
-    """What makes an empty folder a run without a row: run.json, and a table of attempts of which none is live."""
+    """What makes an empty folder a run without a row: run.json, and an attempt table without a live attempt."""
     PART = 2
     LEDGER = 3
     LIVE = 4
-    """The table of attempts, which is written anew when something is sealed."""
+    """The attempt table, which is rewritten when something is sealed."""
     MANIFEST = 5
 
 
@@ -92,7 +92,7 @@ def settled(first: Iterable[str], second: Iterable[str]) -> list[str]:
     """The names that belong together, of two listings of the tables made one after the other while parts came in.
 
     A folder's listing is not of one moment: it may show a part and lack an older one. What came before a part that the
-    first listing shows is all in the second one. Files that are not named as parts are kept, to be complained of.
+    first listing shows is all in the second one. Files that are not named as parts are kept: readers report them.
     """
     newest = newest_of(filter(None, map(_segment, first)))
     found = ((name, _segment(name)) for name in second)
@@ -110,7 +110,7 @@ def _parts(root: Path, writer: str) -> Iterator[SealedFile]:
 
 def _beginning(root: Path, manifest: SealedFile, live: SealedFile) -> Iterator[SealedFile]:
     try:
-        data = empty_attempt_table(root)
+        data = bytes(attempt_table(root))
     except (OSError, StoreError):
         return  # The run is being deleted, or run.json is damaged.
     yield replace(live, stage=Stage.BEGIN, state=(0, 0), data=data)
@@ -133,7 +133,7 @@ def _listed(root: Path, stage: Stage, pattern: str) -> Iterator[SealedFile]:
 def _replaced(root: Path, stage: Stage, name: str) -> list[SealedFile]:
     path = root / name
     try:
-        # Looked at before it is read: where it is replaced in between, it counts as changed the next time.
+        # Its time is taken before its content: where it is replaced in between, it counts as changed the next time.
         stat = path.stat()
         data = path.read_bytes()
     except OSError:

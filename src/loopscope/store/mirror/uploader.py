@@ -29,7 +29,7 @@ class Uploader:
         root: the run directory.
         find: gives the remote folder; asked again until it answers.
         retry_s: seconds until a failed upload is tried again, at first.
-        on_failure: told the last reason and how many uploads failed, from this thread.
+        on_failure: called from this thread with the last reason and how many uploads failed.
         only: a writer whose parts alone go up; None for everything.
     """
 
@@ -110,12 +110,10 @@ class Uploader:
         failed, failed_stage = 0, Stage.MANIFEST
         stopped: set[tuple[int, str] | None] = set()
         for file in sealed_files(self._root, only=self._only, begin=not self._begun):
-            if self._done.get(file.name) == file.state:
-                continue
+            if self._done.get(file.name) == file.state or file.chain in stopped:
+                continue  # What follows a file that is not up waits for it.
             if failed == _ENOUGH or file.stage > failed_stage:
-                break  # What may refer to a file that is not up waits for it.
-            if file.chain in stopped:
-                continue  # So does what follows it.
+                break  # So does what may refer to it.
             try:
                 self._send(file)
             except Exception as error:  # noqa: BLE001 - the same
@@ -132,10 +130,10 @@ class Uploader:
             self._remote = self._find()
         there = self._remote.holds(MANIFEST)
         if self._begun and not there:
-            # A copy without its oldest rows would look whole to whoever uploads, and to nobody who reads.
+            # Going on would leave a copy without its oldest rows, which this side would take for complete.
             self._begun, self._there = False, {}
             self._done.clear()
-            self._failed(self._remote.base, FileNotFoundError("the copy was removed, and is made anew"))
+            self._failed(self._remote.base, FileNotFoundError("the copy was removed, and is uploaded again"))
             self._tell(1)
         if there and not self._begun:
             self._there = self._remote.sizes(TABLES_DIR)

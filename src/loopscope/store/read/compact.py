@@ -12,9 +12,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from loopscope.errors import ConfigError, StoreError
-from loopscope.store.disk import LOCAL_DISK
-from loopscope.store.opening import unwritable
-from loopscope.store.parts.parquet import PartMeta, write_parquet
+from loopscope.store.disk import LOCAL_DISK, create_file, writing_into
+from loopscope.store.parts.parquet import PartMeta, parquet_bytes
 from loopscope.store.read.files import Problem
 from loopscope.store.read.reader import RunReader
 from loopscope.store.schema import TableSchema
@@ -68,39 +67,34 @@ def compact_run(
     temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        for table in reader.tables:
-            _compact_table(reader, table, temporary / table, result, target / table, file_bytes)
-        temporary.mkdir(parents=True, exist_ok=True)
-        (temporary / _MARKER).write_text(reader.manifest.run_id + "\n")
-        old = target.with_name(f"{target.name}.{os.getpid()}.old.tmp")
-        if target.exists():
-            target.replace(old)
-        temporary.replace(target)
-        shutil.rmtree(old, ignore_errors=True)
-    except BaseException as error:
+        with writing_into(target):
+            for table in reader.tables:
+                _compact_table(reader, table, temporary / table, result, file_bytes)
+            temporary.mkdir(parents=True, exist_ok=True)
+            (temporary / _MARKER).write_text(reader.manifest.run_id + "\n")
+            old = target.with_name(f"{target.name}.{os.getpid()}.old.tmp")
+            if target.exists():
+                target.replace(old)
+            temporary.replace(target)
+            shutil.rmtree(old, ignore_errors=True)
+    except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(error, OSError) and not isinstance(error, StoreError):
-            raise unwritable(target, error) from None
         raise
     result.problems = reader.problems
     return result
 
 
 def _refuse_other(target: Path) -> None:
-    try:
+    with writing_into(target):
         if target.exists() and not target.is_dir():
             raise ConfigError(
                 f"{target} is a file, expected a folder that does not exist, is empty or is a compaction"
             )
         if target.exists() and not (target / _MARKER).exists() and any(target.iterdir()):
             raise StoreError(f"{target} holds something else than a compaction. Choose another folder.")
-    except OSError as error:
-        raise unwritable(target, error) from None
 
 
-def _compact_table(
-    reader: RunReader, table: str, folder: Path, result: Compacted, final: Path, file_bytes: int
-) -> None:
+def _compact_table(reader: RunReader, table: str, folder: Path, result: Compacted, file_bytes: int) -> None:
     folder.mkdir(parents=True)
     schema = reader.schema(table)
     meta = PartMeta(
@@ -109,18 +103,15 @@ def _compact_table(
         run_id=reader.manifest.run_id,
         attempt=0,
         writer="compact",
-        seq=0,
-        parent_attempt=None,
-        first_step=0,
-        world_size=0,
         loopscope_version=reader.manifest.loopscope_version,
     )
     arrow = schema.arrow.with_metadata(meta.encode())
     result.files[table], result.rows[table] = [], 0
     for number, tables in enumerate(_batches(reader, table, file_bytes)):
         name = f"live-{number:05d}.parquet"
-        write_parquet(LOCAL_DISK, folder / name, arrow, [pa.concat_tables(tables).combine_chunks()])
-        result.files[table].append(final / name)
+        content = parquet_bytes(arrow, [pa.concat_tables(tables).combine_chunks()])
+        create_file(LOCAL_DISK, folder / name, content)
+        result.files[table].append(result.path / table / name)
         result.rows[table] += sum(t.num_rows for t in tables)
 
 

@@ -1,4 +1,4 @@
-"""What lies in a run directory, and what of it can be believed."""
+"""The files of a run directory: journals, ledgers, parts, and what does not belong there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loopscope.store.journal.decode import read_journal
+from loopscope.store.checksum import decode_document
+from loopscope.store.journal.file import read_journal
 from loopscope.store.names import (
     ATTEMPT_PART,
     JOURNAL_DIR,
@@ -18,7 +19,8 @@ from loopscope.store.names import (
     parse_ledger,
     parse_part,
 )
-from loopscope.store.parts.ledger import Ledger, read_ledger
+from loopscope.store.parts.ledger import Ledger
+from loopscope.store.schema import TableSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +32,9 @@ class Problem:
     where: str
     """File or table, relative to the run."""
     text: str
-    """What is wrong and what it costs."""
+    """What is wrong, and what is left out because of it."""
     lost_rows: int | None = None
-    """Rows known to be lost; None where that cannot be told."""
+    """Rows known to be lost; None where that is not known."""
 
     def __str__(self) -> str:
         lost = "" if self.lost_rows is None else f" [{self.lost_rows} row(s) lost]"
@@ -47,6 +49,11 @@ class SealedPart:
     table: str
     segment: Segment
     crc: int
+
+    @property
+    def where(self) -> str:
+        """The file, relative to the run."""
+        return f"{TABLES_DIR}/{self.table}/{self.path.name}"
 
 
 @dataclass
@@ -64,90 +71,71 @@ class RunFiles:
     """Journals that were kept because some of their rows could not be sealed."""
     problems: list[Problem] = field(default_factory=list)
 
+    def is_link(self, path: Path) -> bool:
+        """True for a symbolic link, which becomes a problem."""
+        if path.is_symlink():
+            text = "is a symbolic link; a run holds its own files; left out"
+            self.problems.append(Problem("link", str(path.relative_to(self.root)), text))
+        return path.is_symlink()
 
-def scan_files(root: Path) -> RunFiles:
-    """List a run directory. Journals are read first, so that one being sealed meanwhile is not missed."""
+
+def scan_files(root: Path, *, journals: bool = True) -> RunFiles:
+    """List a run directory.
+
+    Args:
+        root: the run directory.
+        journals: False lists the parts alone; no file is opened then.
+    """
     files = RunFiles(root)
-    _scan_journals(files)
-    _scan_tables(files)
-    return files
-
-
-def scan_parts(root: Path) -> RunFiles:
-    """The sealed parts alone; no file is opened."""
-    files = RunFiles(root)
-    _scan_tables(files)
-    return files
-
-
-def _scan_tables(files: RunFiles) -> None:
-    tables = files.root / TABLES_DIR
-    for name in _names(tables):
-        folder = tables / name
-        if folder.is_symlink():
-            files.problems.append(_link(files.root, folder))
-        elif folder.is_dir():
+    if journals:
+        # Read first, so that one that is being sealed meanwhile is not missed: its parts are found below.
+        for name in _names(root / JOURNAL_DIR):
+            _scan_journal(files, name)
+    for name in _names(root / TABLES_DIR):
+        folder = root / TABLES_DIR / name
+        if not files.is_link(folder) and folder.is_dir():
             _scan_table(files, name, folder)
+    return files
 
 
-def _scan_journals(files: RunFiles) -> None:
-    folder = files.root / JOURNAL_DIR
-    for name in _names(folder):
-        if name.endswith(".wal.damaged"):
-            files.damaged.append(name)
-        path = folder / name
-        sealed = parse_ledger(name)
-        if sealed is not None and not path.is_symlink():
-            try:
-                files.ledgers[sealed] = read_ledger(path)
-            except (OSError, ValueError) as error:
-                text = f"cannot be believed ({error}); a part of it that vanished would not be missed"
-                files.problems.append(Problem("journal", f"{JOURNAL_DIR}/{name}", text, 0))
-        segment = parse_journal(name)
-        if segment is None:
-            continue
+def _scan_journal(files: RunFiles, name: str) -> None:
+    path, where = files.root / JOURNAL_DIR / name, f"{JOURNAL_DIR}/{name}"
+    if name.endswith(".wal.damaged"):
+        files.damaged.append(name)
+    elif (segment := parse_ledger(name)) is not None and not path.is_symlink():
         try:
-            if path.is_symlink():
-                files.problems.append(_link(files.root, path))
-                continue
+            files.ledgers[segment] = decode_document(path.read_bytes(), Ledger)
+        except (OSError, ValueError) as error:
+            text = f"cannot be read ({error}); a part of it that vanished would not be missed"
+            files.problems.append(Problem("journal", where, text, 0))
+    elif (segment := parse_journal(name)) is not None and not files.is_link(path):
+        try:
             files.journals[segment] = read_journal(path)
         except FileNotFoundError:
-            continue  # Sealed since we listed: its parts are found below.
+            return  # Sealed since we listed.
         except OSError as error:
             text = f"cannot be read ({error.strerror or error}); its rows are left out"
-            files.problems.append(Problem("journal", f"{JOURNAL_DIR}/{name}", text))
+            files.problems.append(Problem("journal", where, text))
 
 
 def _scan_table(files: RunFiles, table: str, folder: Path) -> None:
     chosen: dict[Segment, SealedPart] = {}
     for name in _names(folder):
         path = folder / name
-        where = f"{TABLES_DIR}/{table}/{name}"
         parsed = parse_part(name)
         if parsed is None:
             if name != ATTEMPT_PART and name.endswith(".parquet"):
                 text = "is not named as a part of this table is; its rows are left out"
-                files.problems.append(Problem("part", where, text))
+                files.problems.append(Problem("part", f"{TABLES_DIR}/{table}/{name}", text))
             continue
-        if path.is_symlink():
-            files.problems.append(_link(files.root, path))
+        if files.is_link(path) or not stat.S_ISREG(path.lstat().st_mode):
             continue
-        if not stat.S_ISREG(path.lstat().st_mode):
-            continue
-        segment, crc = parsed
-        if segment in chosen:
-            text = f"holds the same rows as {chosen[segment].path.name}; only that one is read"
-            files.problems.append(Problem("part", where, text, 0))
-            continue
-        chosen[segment] = SealedPart(path, table, segment, crc)
+        part = SealedPart(path, table, *parsed)
+        if (first := chosen.setdefault(part.segment, part)) is not part:
+            text = f"holds the same rows as {first.path.name}; only that one is read"
+            files.problems.append(Problem("part", part.where, text, 0))
     if chosen:
         files.parts[table] = [chosen[s] for s in sorted(chosen)]
-
-
-def _link(root: Path, path: Path) -> Problem:
-    return Problem(
-        "link", str(path.relative_to(root)), "is a symbolic link; a run holds its own files; left out"
-    )
 
 
 def _names(folder: Path) -> list[str]:
@@ -157,13 +145,12 @@ def _names(folder: Path) -> list[str]:
         return []
 
 
-def segments_by_attempt(parts: Mapping[str, list[SealedPart]]) -> dict[int, set[str]]:
-    """Attempt → tables that have a part of it."""
-    found: dict[int, set[str]] = {}
-    for table, table_parts in parts.items():
-        for part in table_parts:
-            found.setdefault(part.segment.attempt, set()).add(table)
-    return found
+def attempts_with_progress(
+    parts: Mapping[str, list[SealedPart]], tables: Mapping[str, TableSchema]
+) -> set[int]:
+    """Attempts that have a part of a table whose rows show that training went on."""
+    progress = [found for name, found in parts.items() if name in tables and tables[name].progress]
+    return {part.segment.attempt for found in progress for part in found}
 
 
 def last_seq(root: Path, attempt: int, writer: str) -> int:

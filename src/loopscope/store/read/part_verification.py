@@ -1,31 +1,51 @@
-"""Whether a sealed part can be believed: its bytes, its name and its own word agree."""
+"""Verification of a sealed part: its bytes, its name, its metadata and its columns agree."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pyarrow.parquet as pq
 
+from loopscope.errors import SchemaError
 from loopscope.store.parts.parquet import PartMeta, file_crc
 from loopscope.store.read.files import SealedPart
 from loopscope.store.schema import TableSchema
 
 
-def check_part(part: SealedPart, run_id: str, schema: TableSchema | None) -> tuple[PartMeta, tuple[str, ...]]:
-    """What the part says of itself and the names of its columns, once it was found to be true.
+@dataclass(frozen=True, slots=True)
+class VerifiedPart:
+    """The metadata and the columns of a part that passed every check."""
+
+    meta: PartMeta
+    columns: frozenset[str]
+    """Names of its columns, known to the registry or not."""
+
+
+def verify_part(part: SealedPart, run_id: str, schema: TableSchema | None) -> VerifiedPart:
+    """The part's metadata and columns, once its checksum, its name and its types were found to be right.
 
     Raises:
-        ValueError: it cannot be believed; the text says why.
+        SchemaError: its table's version is older than what this version of loopscope reads.
+        ValueError: the part does not pass; the text says why.
         OSError: it cannot be read.
     """
     found = file_crc(part.path)
     if found != part.crc:
-        raise ValueError(f"its content has CRC-32 {found:08x}, its name says {part.crc:08x}")
+        raise ValueError(f"the CRC-32 of its content is {found:08x}, its name says {part.crc:08x}")
     arrow = pq.read_schema(part.path)
     meta = PartMeta.decode(arrow.metadata)
     said = (meta.table, meta.run_id, meta.attempt, meta.writer, meta.seq)
     named = (part.table, run_id, part.segment.attempt, part.segment.writer, part.segment.seq)
     if said != named:
         raise ValueError(
-            f"its name lies: it says {said} of itself, expected {named} (table, run, attempt, writer, seq)"
+            f"its name and its metadata disagree: the metadata says {said}, expected {named} "
+            "(table, run, attempt, writer, seq)"
+        )
+    if schema is not None and meta.schema_version < schema.oldest:
+        raise SchemaError(
+            f"holds table {part.table!r} at schema version {meta.schema_version}, written by loopscope "
+            f"{meta.loopscope_version}; this version reads version {schema.oldest} and later. Read or compact the run "
+            "with the version that wrote it"
         )
     if schema is not None and not arrow.equals(schema.arrow):
         for field in schema.arrow:
@@ -33,4 +53,4 @@ def check_part(part: SealedPart, run_id: str, schema: TableSchema | None) -> tup
             if index >= 0 and arrow.field(index).type != field.type:
                 got = arrow.field(index).type
                 raise ValueError(f"its column {field.name!r} is {got}, expected {field.type}")
-    return meta, tuple(arrow.names)
+    return VerifiedPart(meta, frozenset(arrow.names))

@@ -1,4 +1,4 @@
-"""Everything that can be wrong with a run directory, looked for at once."""
+"""Verification of a whole run directory."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 from loopscope.store.attempts import attempt_rows, live_ranges
 from loopscope.store.manifest import Attempt
 from loopscope.store.names import ATTEMPT_PART, JOURNAL_DIR, MANIFEST, TABLES_DIR, Segment, newest_of
-from loopscope.store.parts.parquet import rows_to_arrow
-from loopscope.store.read.files import Problem, RunFiles, scan_files, segments_by_attempt
+from loopscope.store.read.files import Problem, RunFiles, attempts_with_progress, scan_files
 from loopscope.store.read.reader import RunReader
 
 ATTEMPT_TABLE = f"{TABLES_DIR}/attempt/{ATTEMPT_PART}"
@@ -26,7 +25,7 @@ class Verification:
 
     problems: list[Problem] = field(default_factory=list)
     notes: list[Problem] = field(default_factory=list)
-    """What is worth knowing and nothing is lost by, such as what an honest crash leaves."""
+    """Worth knowing, but no loss, such as what a crash leaves behind."""
     parts: int = 0
     journals: int = 0
     rows: dict[str, int] = field(default_factory=dict)
@@ -46,8 +45,8 @@ def verify_run(root: Path) -> Verification:
     Raises:
         NotARunError: the folder holds no run.
     """
-    # First of all: what it is compared with may only have become newer since, as in a run that is being written.
-    table_of_attempts = _look_at_attempt_table(root)
+    # Read first: what it is compared with may be newer then, in a run that is being written, and never older.
+    attempt_table = _read_attempt_table(root)
     reader = RunReader(root)
     found = Verification(journals=len(reader.files.journals))
     found.parts = sum(len(p) for p in reader.files.parts.values())
@@ -58,19 +57,19 @@ def verify_run(root: Path) -> Verification:
         found.rows[table], found.live[table] = rows.num_rows, live.num_rows
         if keys:
             found.problems += _doubled(table, rows, keys, "within one attempt")
-            # A live row is one per step whichever attempt wrote it.
+            # Of all attempts together one row per step is live.
             across = tuple(k for k in keys if k not in ("run_id", "attempt"))
             if table != "attempt":
                 found.problems += _doubled(table, live, across, "among the live rows")
     found.problems += reader.check_all()
     found.problems += _missing_segments(reader)
-    wrong, text = _judge_attempt_table(reader, table_of_attempts)
+    wrong, text = _judge_attempt_table(reader, attempt_table)
     if text:
         (found.problems if wrong else found.notes).append(
             Problem("live", ATTEMPT_TABLE, text, 0 if wrong else None)
         )
     if reader.manifest.rebuilt and not any(p.kind == "manifest" for p in found.problems):
-        text = "was put together from the rows after it was lost: it lacks names, configuration and versions"
+        text = "was rebuilt from the rows after it was lost: it lacks names, configuration and versions"
         found.notes.append(Problem("manifest", MANIFEST, text))
     return found
 
@@ -109,10 +108,10 @@ def _gaps(there: set[Segment]) -> list[Segment]:
     return [segment for segment in numbered if segment not in there]
 
 
-def _look_at_attempt_table(root: Path) -> list[dict[str, Any]] | Exception | None:
+def _read_attempt_table(root: Path) -> list[dict[str, Any]] | Exception | None:
     """Its rows; why it cannot be read; None where it is not there."""
     try:
-        # In one go: the file may be replaced between two looks at it.
+        # In one read: the file may be replaced between two reads.
         data = pa.BufferReader((root / ATTEMPT_TABLE).read_bytes())
         rows: list[dict[str, Any]] = pq.read_table(data, page_checksum_verification=True).to_pylist()
     except FileNotFoundError:
@@ -123,32 +122,33 @@ def _look_at_attempt_table(root: Path) -> list[dict[str, Any]] | Exception | Non
 
 
 def _judge_attempt_table(reader: RunReader, got: list[dict[str, Any]] | Exception | None) -> tuple[bool, str]:
-    """(wrong, what is to be said): the derived table must say what it would say if it were derived now.
+    """(wrong, message): the derived table must equal what would be derived now.
 
-    Between sealing a journal and writing the table anew a process may be killed, or still be at work: the table then
-    says what it said before, which is old and not wrong.
+    Between sealing a journal and rewriting the table a process may be killed, or still be at work: the table then is
+    that of an earlier moment, which is out of date and not wrong.
     """
     if isinstance(got, Exception):
-        return True, f"cannot be read ({got}); `loopscope seal` writes it anew"
-    progress = {name for name, schema in reader.schemas.items() if schema.progress}
-    sealed = {n for n, tables in segments_by_attempt(reader.files.parts).items() if tables & progress}
+        return True, f"cannot be read ({got}); `loopscope seal` rewrites it"
+    sealed = attempts_with_progress(reader.files.parts, reader.schemas)
     if got is None:
         there = bool(reader.files.parts)
-        return there, "is missing; `loopscope seal` writes it anew" if there else ""
+        return there, "is missing; `loopscope seal` rewrites it" if there else ""
     if got == _derived(reader, reader.attempts, max(sealed, default=None)):
         return False, ""
     before = reader.attempts[: len(got)]
     if any(got == _derived(reader, before, newest) for newest in (None, *sorted(sealed))):
         return False, (
             "is older than the newest sealed rows: another engine that joins it misses them until `loopscope seal`, or "
-            "the next sealing, writes it anew"
+            "the next sealing, rewrites it"
         )
-    return True, "does not say which sealed rows are live now; `loopscope seal` writes it anew"
+    return True, "does not match the sealed rows that are live now; `loopscope seal` rewrites it"
 
 
 def _derived(reader: RunReader, attempts: Sequence[Attempt], newest: int | None) -> list[dict[str, Any]]:
     """What the table says once `attempts` were claimed and `newest` is the last with sealed rows."""
     ranges = live_ranges(attempts, set() if newest is None else {newest})
     rows = attempt_rows(reader.manifest.run_id, attempts, ranges)
-    derived: list[dict[str, Any]] = rows_to_arrow(reader.schema("attempt"), rows, {}).to_pylist()
+    derived: list[dict[str, Any]] = pa.Table.from_pylist(
+        rows, schema=reader.schema("attempt").arrow
+    ).to_pylist()
     return derived

@@ -1,1 +1,1 @@
-"""Sealing: journals that nobody writes any more become Parquet parts."""
+"""Sealing: journals that no process writes any more become Parquet parts."""

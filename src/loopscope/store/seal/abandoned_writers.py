@@ -16,14 +16,14 @@ _STALE_S = 3600.0
 class AbandonedWriters:
     """Announces the journals of earlier attempts, each once the process that wrote it is known to be gone.
 
-    A process that was killed leaves its lock behind; so may one on another machine, which is watched until it is told.
-    A chore of the background thread: it never waits.
+    A process that was killed leaves its lock behind; so may one on another machine, which is watched until it is known.
+    A task of the background thread: it never waits.
 
     Args:
-        folder: where the journals lie.
-        newest: the attempt whose journals are its own business.
+        folder: of the journals.
+        newest: the running attempt, which seals its journals itself.
         grace_s: see `HolderWatch`.
-        announce: told each journal's name.
+        announce: called with each journal's name.
     """
 
     def __init__(self, folder: Path, newest: int, grace_s: float, announce: Callable[[str], None]) -> None:
@@ -35,7 +35,7 @@ class AbandonedWriters:
         self._next = 0.0
 
     def __call__(self) -> None:
-        """Look at those that are left; now and then only, as there may be hundreds on a slow disk."""
+        """Check those that are left; every few seconds only, as there may be hundreds on a slow disk."""
         now = time.monotonic()
         if not self._waiting or now < self._next:
             return
@@ -52,12 +52,8 @@ def journals_in(folder: Path) -> dict[Segment, str]:
 
 
 def writer_ended(folder: Path, segment: Segment, watch: HolderWatch) -> bool | None:
-    """True: nobody writes the segment's journal any more; False: somebody does; None: that cannot be told yet."""
-    locks = folder.glob(f"{segment.attempt:05d}-{segment.writer}.*.lock")
-    answers = [watch.ended(path) for path in locks]
-    if False in answers:
-        return False
-    return None if None in answers else True
+    """True: no process writes the segment's journal any more; False: one does; None: not known yet."""
+    return watch.all_ended(folder, f"{segment.attempt:05d}-{segment.writer}.*.lock")
 
 
 def sweep(folder: Path) -> None:

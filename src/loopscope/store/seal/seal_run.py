@@ -1,4 +1,4 @@
-"""Sealing whatever a run still holds in journals."""
+"""Sealing all journals of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loopscope.store.names import JOURNAL_DIR, MANIFEST, Segment, newest_of
 from loopscope.store.read.reader import RunReader
 from loopscope.store.seal.abandoned_writers import journals_in, sweep, writer_ended
 from loopscope.store.seal.attempt_table import refresh_attempt_table
-from loopscope.store.seal.seal_journal import Sealed, seal_journal
+from loopscope.store.seal.seal_journal import Sealed, try_to_seal
 
 _LOOK_S = 0.5
 
@@ -31,15 +31,15 @@ class SealReport:
     failures: list[str] = field(default_factory=list)
     """Journals that could not be sealed, with the reason; they are still there."""
     restored: str | None = None
-    """Why run.json was put together anew from the rows; None where nothing was wrong with it."""
+    """Why run.json was rebuilt from the rows; None where nothing was wrong with it."""
 
 
 def seal_run(root: Path) -> SealReport:
-    """Seal every journal that nobody writes, and write the table of attempts anew.
+    """Seal every journal that no process writes, and rewrite the attempt table.
 
-    A run.json that is missing or damaged is put together from the rows first, so that the run can be resumed; the
+    A run.json that is missing or damaged is rebuilt from the rows first, so that the run can be resumed; the
     damaged one is kept as run.json.damaged. A writer on another machine cannot be seen: its lock is watched for some
-    seconds, and counts as that of a dead process where nobody touches it.
+    seconds, and counts as that of a dead process where it is not touched.
 
     Raises:
         NotARunError: the folder holds no run.
@@ -51,18 +51,13 @@ def seal_run(root: Path) -> SealReport:
     for segment, written in _journals(folder):
         if written:
             report.busy.append(segment.journal)
-            continue
-        try:
-            report.sealed.append(seal_journal(root, segment.journal))
-        except FileNotFoundError:
-            continue  # Sealed by somebody else meanwhile.
-        except (OSError, StoreError) as error:
-            report.failures.append(f"{segment.journal}: {error}")
+        elif sealed := try_to_seal(root, segment.journal, report.failures):
+            report.sealed.append(sealed)
     sweep(folder)
     try:
         refresh_attempt_table(root)
     except (OSError, StoreError) as error:
-        report.failures.append(f"the table of attempts: {error}")
+        report.failures.append(f"the attempt table: {error}")
     return report
 
 
@@ -72,7 +67,7 @@ def _restore_manifest(root: Path, report: SealReport) -> bool:
         read_manifest(root)
     except StoreError as error:
         rebuilt = RunReader(root).manifest  # NotARunError where there is nothing to rebuild it from.
-        if _is_owned(root / JOURNAL_DIR):
+        if not HolderWatch(GRACE_S).wait(root / JOURNAL_DIR, "owner.*.lock"):
             report.failures.append(
                 f"{MANIFEST}: {error}. A living process owns the run; seal it once that has ended"
             )
@@ -84,28 +79,18 @@ def _restore_manifest(root: Path, report: SealReport) -> bool:
     return True
 
 
-def _is_owned(folder: Path) -> bool:
-    watch = HolderWatch(GRACE_S)
-    while None in (answers := [watch.ended(path) for path in folder.glob("owner.*.lock")]):
-        time.sleep(_LOOK_S)
-    return False in answers
-
-
 def _journals(folder: Path) -> Iterator[tuple[Segment, bool]]:
     """The journals in order, and whether a living process writes each. Waits where that must be watched."""
-    waiting = [*journals_in(folder)]
+    waiting = list(journals_in(folder))
     newest = newest_of(waiting)
     watch = HolderWatch(GRACE_S)
     while waiting:
-        left: list[Segment] = []
-        for segment in waiting:
+        for segment in list(waiting):
             # Only a writer's newest journal can be open; older ones were left to be sealed.
             old = segment.seq < newest[segment.chain]
             ended = old or writer_ended(folder, segment, watch)
-            if ended is None:
-                left.append(segment)
-            else:
+            if ended is not None:
+                waiting.remove(segment)
                 yield segment, not ended
-        waiting = left
         if waiting:
             time.sleep(_LOOK_S)

@@ -17,7 +17,7 @@ from loopscope.errors import StoreError
 from loopscope.store.disk import LOCAL_DISK, Disk
 from loopscope.store.schema import TableSchema
 from loopscope.store.seal.attempt_table import refresh_attempt_table
-from loopscope.store.seal.seal_journal import seal_journal
+from loopscope.store.seal.seal_journal import try_to_seal
 from loopscope.store.tables import TABLES
 
 
@@ -28,16 +28,11 @@ def seal_all(
     disk: Disk = LOCAL_DISK,
     tables: Mapping[str, TableSchema] = TABLES,
 ) -> list[str]:
-    """Seal each journal; returns what went wrong, as text. The table of attempts is written anew."""
-    failures = []
+    """Seal each journal; returns what went wrong, as text. The attempt table is rewritten."""
+    failures: list[str] = []
     for name in names:
-        try:
-            sealed = seal_journal(root, name, disk=disk, tables=tables)
+        if sealed := try_to_seal(root, name, failures, disk=disk, tables=tables):
             failures += sealed.faults
-        except FileNotFoundError:
-            continue  # Somebody else sealed it.
-        except (OSError, StoreError) as error:
-            failures.append(f"{name}: {type(error).__name__}: {error}")
     with contextlib.suppress(OSError, StoreError):
         refresh_attempt_table(root, disk=disk)
     return failures
@@ -60,7 +55,7 @@ def start_sealer(root: Path, names: Sequence[str]) -> subprocess.Popen[bytes]:
 
 
 def _give_way() -> None:
-    """Training comes first: take only the processor time that nobody else wants."""
+    """Take only processor time that the training leaves idle."""
     with contextlib.suppress(OSError):
         if hasattr(os, "SCHED_IDLE"):
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

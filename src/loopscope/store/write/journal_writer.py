@@ -1,4 +1,4 @@
-"""JournalWriter: what a training process appends its rows to."""
+"""The writer of one process: rows go to its journal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ import msgspec
 
 from loopscope.errors import SchemaError, StoreError
 from loopscope.store.disk import Disk
-from loopscope.store.journal.decode import Journal, JournalHeader
+from loopscope.store.journal.file import Journal
+from loopscope.store.journal.header import JournalHeader
 from loopscope.store.locks import Lock
 from loopscope.store.names import JOURNAL_DIR, Segment
 from loopscope.store.options import StoreOptions
@@ -59,7 +60,6 @@ class JournalWriter:
         self._tables = tables
         self._disk = disk
         self._lock = lock
-        self.on_error: OnError = options.on_error
         self._options = options
         self._on_rotated = on_rotated
         self._on_closed = on_closed
@@ -68,14 +68,20 @@ class JournalWriter:
         self._pid = os.getpid()
         self._journal: Journal | None = None
         self._retired: deque[Journal] = deque()
-        # Held while retired journals are settled: they are announced in their order, and whoever wants them durable
-        # waits for the one that another thread is at.
+        # Held while retired journals are synced and closed, so that they are announced in order, and so that a caller
+        # that wants rows durable waits for a journal that another thread is syncing.
         self._settling = threading.Lock()
         self._seq = header.seq
         self._opened = self._synced = time.monotonic()
-        self._closed = False
-        self._last_step = 0
-        self._reported: dict[str, int] = {}
+        self._reported = {"dropped_rows": 0, "fsync_failed": 0}
+        self.on_error: OnError = options.on_error
+        self.run_id = header.run_id
+        self.attempt = header.attempt
+        self.name = header.writer
+        """The writer's name in file names."""
+        self.closed = False
+        self.last_step = 0
+        """Step of the last row that was written; 0 before the first."""
         self.attempted = 0
         """Rows handed to `append`."""
         self.dropped = 0
@@ -84,31 +90,6 @@ class JournalWriter:
         """Why the last dropped row was dropped, or the last fsync failed; text."""
         self.fsync_failures = 0
         """Times that the disk refused to make rows durable; they are still with the kernel."""
-
-    @property
-    def attempt(self) -> int:
-        """The attempt whose rows these are."""
-        return self._header.attempt
-
-    @property
-    def name(self) -> str:
-        """The writer's name in file names."""
-        return self._header.writer
-
-    @property
-    def last_step(self) -> int:
-        """Step of the last row that was written; 0 before the first."""
-        return self._last_step
-
-    @property
-    def closed(self) -> bool:
-        """True from `close` on."""
-        return self._closed
-
-    @property
-    def run_id(self) -> str:
-        """The run."""
-        return self._header.run_id
 
     def append(self, table: str, row: Mapping[str, object]) -> None:
         """Write one row; missing columns are null, and run_id, attempt and wall_time are filled in.
@@ -150,26 +131,26 @@ class JournalWriter:
                     good.append(self.check(table, row, now))
                 except Exception as error:  # noqa: BLE001 - the same
                     failed = self._refuse(table, error)
-            if good or self._closed:
+            if good or self.closed:
                 failed = self._take(table, good) or failed
         if failed is not None and self.on_error == "raise":
             raise failed
 
-    def _refuse(self, table: str, error: Exception) -> StoreError:
-        """Count a row that is none, and say why."""
-        if isinstance(error, StoreError):
-            return self._drop(error)
-        return self._drop(StoreError(f"a row of table {table!r} could not be read: {error!r}"))
+    def _refuse(self, table: str, error: Exception, rows: int = 1) -> StoreError:
+        """Count rows that cannot be written, and say why."""
+        reason = error if isinstance(error, StoreError) else StoreError(f"table {table!r}: {error!r}")
+        self.dropped += rows
+        self.last_error = f"{type(reason).__name__}: {reason}"
+        return reason
 
     def _take(self, table: str, typed: Sequence[msgspec.Struct]) -> StoreError | None:
         """Write rows, or say why they were dropped."""
         try:
-            if self._closed:
+            if self.closed:
                 raise StoreError(f"writer {self.name!r} is closed; expected no row after close()")
             self._write(table, typed)
         except Exception as error:  # noqa: BLE001 - the same
-            reason = error if isinstance(error, StoreError) else StoreError(f"{table!r}: {error}")
-            return self._drop(reason, len(typed))
+            return self._refuse(table, error, len(typed))
         return None
 
     def check(self, table: str, row: Mapping[str, object], now: datetime | None = None) -> msgspec.Struct:
@@ -215,19 +196,19 @@ class JournalWriter:
         if not durable:
             return
         synced = self._sync()
-        # Afterwards: a journal that another thread's row retires meanwhile is waited for as well.
+        # Last, so that a journal that another thread retires during the fsync is waited for as well.
         self._settle_retired()
         if not synced and self.on_error == "raise":
             raise StoreError(f"rows of writer {self.name!r} could not be made durable: {self.last_error}")
 
     def close(self, seal: bool = True) -> None:
         """Write what is left, make it durable, seal it, give the writer's files back. A second call does nothing."""
-        if os.getpid() != self._pid or self._closed:
+        if os.getpid() != self._pid or self.closed:
             return
         self._notice_removal()
         self._report()
         with self._mutex:
-            self._closed = True
+            self.closed = True
             self._retire()
         self._settle_retired()
         if self.dropped:
@@ -247,7 +228,7 @@ class JournalWriter:
         self._on_closed(self)
 
     def tick(self) -> None:
-        """Chores of the background thread: fsync by time, rotation by age, the count of dropped rows."""
+        """What the background thread runs at every tick: fsync by time, rotation by age, the count of dropped rows."""
         self._lock.beat()
         now = time.monotonic()
         self._notice_removal()
@@ -256,15 +237,12 @@ class JournalWriter:
         if now - self._synced >= self._options.fsync_s:
             self._sync()
         with self._mutex:
-            if (
-                self._journal is not None
-                and self._journal.rows
-                and now - self._opened >= self._options.rotate_s
-            ):
+            journal = self._journal
+            if journal is not None and journal.rows and now - self._opened >= self._options.rotate_s:
                 self._retire()
 
     def _notice_removal(self) -> None:
-        """A file that was deleted under us takes rows without complaint: count them as lost, start another."""
+        """Writes to a deleted file succeed: count its rows as lost, and start another file."""
         with self._mutex:
             journal = self._journal
             if journal is None or os.fstat(journal.fd).st_nlink > 0 or journal.path.exists():
@@ -280,7 +258,7 @@ class JournalWriter:
         if journal is None:
             journal = self._begin_journal()
         journal.append(table, rows)
-        self._last_step = rows[-1].step
+        self.last_step = rows[-1].step
         if journal.size >= self._options.rotate_bytes:
             self._retire()
 
@@ -302,7 +280,7 @@ class JournalWriter:
         return self._journal
 
     def _retire(self) -> None:
-        """Start a new file with the next row. What the old one needs is slow, and left to the background."""
+        """Start a new file with the next row. The old one is synced and closed in the background, which is slow."""
         journal, self._journal = self._journal, None
         if journal is not None:
             self._retired.append(journal)
@@ -311,14 +289,19 @@ class JournalWriter:
         with self._settling:
             while self._retired:
                 journal = self._retired.popleft()
-                try:
-                    journal.fsync(journal.fd)
-                except OSError as error:
-                    self.fsync_failures += 1
-                    self.last_error = f"fsync: {error}"
+                self._fsync(journal, journal.fd)
                 with contextlib.suppress(OSError):
                     self._disk.close(journal.fd)
                 self._on_rotated(journal.path.name)
+
+    def _fsync(self, journal: Journal, fd: int) -> bool:
+        try:
+            journal.fsync(fd)
+        except OSError as error:
+            self.fsync_failures += 1
+            self.last_error = f"fsync: {error}"
+            return False
+        return True
 
     def _sync(self) -> bool:
         """fsync without holding up `append`: on a descriptor of its own, outside the lock."""
@@ -327,46 +310,32 @@ class JournalWriter:
             journal = self._journal
             if journal is None or not journal.dirty:
                 return True
-            journal.dirty = False
             try:
                 fd = os.dup(journal.fd)
             except OSError as error:
                 self.last_error = f"dup: {error}"
                 return False
+            journal.dirty = False
         try:
-            journal.fsync(fd)
-        except OSError as error:
-            self.fsync_failures += 1
-            self.last_error = f"fsync: {error}"
-            journal.dirty = True
-            return False
+            if not self._fsync(journal, fd):
+                journal.dirty = True
+                return False
         finally:
             os.close(fd)
         return True
 
-    def _drop(self, reason: StoreError, rows: int = 1) -> StoreError:
-        self.dropped += rows
-        self.last_error = f"{type(reason).__name__}: {reason}"
-        return reason
-
     def _report(self) -> None:
         """Write how much went wrong since this was last written; try again later where that fails."""
         with self._mutex:
-            if self._closed:
+            if self.closed:
                 return
             for event, total in (("dropped_rows", self.dropped), ("fsync_failed", self.fsync_failures)):
-                count = total - self._reported.get(event, 0)
+                count = total - self._reported[event]
                 if count <= 0:
                     continue
-                row = {
-                    "step": self._last_step,
-                    "event": event,
-                    "severity": "critical",
-                    "count": count,
-                    "detail": self.last_error,
-                }
+                row = {"step": self.last_step, "event": event, "severity": "critical", "count": count}
                 try:
-                    self._write("health", [self.check("health", row)])
+                    self._write("health", [self.check("health", {**row, "detail": self.last_error})])
                     self._reported[event] = total
                 except Exception as error:  # noqa: BLE001 - it stays counted, the next try comes soon
                     self.last_error = f"{type(error).__name__}: {error}"

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from loopscope import __version__
-from loopscope.errors import ConfigError, StoreError
-from loopscope.store.attempts import create_attempt, merge_attempts, read_attempts
-from loopscope.store.disk import LOCAL_DISK, Disk
+from loopscope.errors import StoreError
+from loopscope.store.attempts import create_attempt, find_attempt, merge_attempts, new_attempt, read_attempts
+from loopscope.store.disk import LOCAL_DISK, Disk, writing_into
 from loopscope.store.ids import this_process, uuid7
-from loopscope.store.journal.decode import JournalHeader
+from loopscope.store.journal.header import JournalHeader
 from loopscope.store.locks import Lock, take_lock
-from loopscope.store.manifest import LAYOUT, Attempt, Manifest, read_manifest, write_manifest
+from loopscope.store.manifest import LAYOUT, Attempt, Manifest, read_manifest, refuse_existing, write_manifest
 from loopscope.store.mirror.address import find_mirror, refuse_mirror
 from loopscope.store.mirror.remote import Remote
 from loopscope.store.mirror.uploader import Uploader
 from loopscope.store.names import ATTEMPTS_DIR, JOURNAL_DIR, TABLES_DIR, check_writer
-from loopscope.store.opening import refuse_existing, unwritable
 from loopscope.store.options import StoreOptions
 from loopscope.store.read.files import last_seq
 from loopscope.store.schema import TableSchema
@@ -34,8 +33,9 @@ from loopscope.store.seal.attempt_table import refresh_attempt_table
 from loopscope.store.seal.sealer import seal_all
 from loopscope.store.tables import TABLES
 from loopscope.store.write.background import BackgroundThread
-from loopscope.store.write.journal_writer import JournalWriter
+from loopscope.store.write.journal_writer import JournalWriter, OnError
 
+Tables = Mapping[str, TableSchema]
 _log = logging.getLogger("loopscope.store")
 
 
@@ -46,12 +46,7 @@ class RunStore:
     """
 
     def __init__(
-        self,
-        root: Path,
-        manifest: Manifest,
-        options: StoreOptions,
-        disk: Disk,
-        tables: Mapping[str, TableSchema],
+        self, root: Path, manifest: Manifest, options: StoreOptions, disk: Disk, tables: Tables
     ) -> None:
         self.path = root
         self.manifest = manifest
@@ -83,7 +78,7 @@ class RunStore:
     @property
     def upload_failures(self) -> int:
         """Uploads that failed and were tried again."""
-        return self._uploader.failures if self._uploader is not None else 0
+        return 0 if self._uploader is None else self._uploader.failures
 
     def mirror_to(self, remote: Remote | str, *, only: str | None = None) -> None:
         """Keep a copy of everything sealed on another filesystem, in the background.
@@ -99,16 +94,15 @@ class RunStore:
             ConfigError: no filesystem reads the address, or its package is missing.
             RunExistsError: another run lies there.
         """
-
         if isinstance(remote, str) and only is None:
             refuse_mirror(remote, self.path, self.run_id)
-
-        def find() -> Remote:
-            return find_mirror(remote, self.path, self.run_id) if isinstance(remote, str) else remote
-
-        self._uploader = Uploader(
-            self.path, find, retry_s=self.options.retry_s, on_failure=self._note_failed_upload, only=only
+        find = (
+            partial(find_mirror, remote, self.path, self.run_id)
+            if isinstance(remote, str)
+            else lambda: remote
         )
+        retry_s, on_failure = self.options.retry_s, self._note_failed_upload
+        self._uploader = Uploader(self.path, find, retry_s=retry_s, on_failure=on_failure, only=only)
         self._background.on_sealed = self._uploader.wake
         self._uploader.wake()
 
@@ -130,7 +124,7 @@ class RunStore:
         parent_step: int | None = None,
         options: StoreOptions | None = None,
         disk: Disk = LOCAL_DISK,
-        tables: Mapping[str, TableSchema] = TABLES,
+        tables: Tables = TABLES,
     ) -> RunStore:
         """Make a run directory; with `resume`, open the one that is there.
 
@@ -143,7 +137,6 @@ class RunStore:
         if resume:
             return cls.open(root, options=options, disk=disk, tables=tables)
         refuse_existing(root)
-        options = options or StoreOptions()
         manifest = Manifest(
             run_id=run_id or uuid7(),
             run_name=run_name or root.name,
@@ -160,21 +153,17 @@ class RunStore:
             parent_step=parent_step,
             schemas={name: schema.version for name, schema in tables.items()},
         )
-        lock = None
-        try:
-            for folder in (JOURNAL_DIR, ATTEMPTS_DIR, TABLES_DIR):
-                disk.mkdir(root / folder)
-            lock = take_lock(disk, root / JOURNAL_DIR, "owner", manifest.run_id, grace_s=options.grace_s)
-            # Whoever holds the lock decides; another process may have made the run while we waited.
-            refuse_existing(root)
-            write_manifest(disk, root, manifest)
-        except OSError as error:
-            if lock is not None:
+        store = cls(root, manifest, options or StoreOptions(), disk, tables)
+        with writing_into(root):
+            _make_folders(disk, root)
+            lock = store._lock("owner")
+            try:
+                # Whoever holds the lock decides; another process may have made the run while we waited.
+                refuse_existing(root)
+                write_manifest(disk, root, manifest)
+            except BaseException:
                 lock.release()  # The next try, once there is space, must not meet our own lock.
-            if isinstance(error, StoreError):
                 raise
-            raise unwritable(root, error) from None
-        store = cls(root, manifest, options, disk, tables)
         store._own(lock)
         return store
 
@@ -185,7 +174,7 @@ class RunStore:
         *,
         options: StoreOptions | None = None,
         disk: Disk = LOCAL_DISK,
-        tables: Mapping[str, TableSchema] = TABLES,
+        tables: Tables = TABLES,
     ) -> RunStore:
         """Open a run directory for writing.
 
@@ -201,11 +190,8 @@ class RunStore:
                 f"{root} has layout {manifest.format}, this loopscope {__version__} writes layout {LAYOUT}. Use the "
                 f"version that made it ({manifest.loopscope_version}) or a later one."
             )
-        try:
-            for folder in (JOURNAL_DIR, ATTEMPTS_DIR, TABLES_DIR):
-                disk.mkdir(root / folder)
-        except OSError as error:
-            raise unwritable(root, error) from None
+        with writing_into(root):
+            _make_folders(disk, root)
         return cls(root, manifest, options or StoreOptions(), disk, tables)
 
     def update_manifest(self, **changes: Any) -> None:
@@ -233,55 +219,25 @@ class RunStore:
             RunExistsError: another living process writes this run.
             ConfigError: a number is out of range, or the folder cannot be written.
         """
-        if first_step < 0 or world_size < 1:
-            raise ConfigError(
-                f"first_step is {first_step} and world_size {world_size}, expected first_step >= 0, world_size >= 1"
-            )
-        known = {a.attempt for a in merge_attempts(read_attempts(self.path)[0], self.manifest.attempts)}
-        if parent_attempt is not None and parent_attempt not in known:
-            raise ConfigError(
-                f"parent_attempt is {parent_attempt}, expected one of {sorted(known)}, the attempts of run "
-                f"{self.run_id}. The checkpoint belongs to another run, or names an attempt that was removed."
-            )
-        wanted = Attempt(
-            attempt=0,
-            parent_attempt=parent_attempt,
-            first_step=first_step,
-            world_size=world_size,
-            process=this_process(),
-            started=datetime.now(UTC),
-            loopscope_version=__version__,
-            torch_version=torch_version or self.manifest.versions.get("torch"),
-            python_version=platform.python_version(),
-        )
-        try:
+        wanted = new_attempt(self.path, self.manifest, first_step, parent_attempt, world_size, torch_version)
+        with writing_into(self.path):
             if self._owner is None:
-                grace = self.options.grace_s
-                self._own(take_lock(self._disk, self.path / JOURNAL_DIR, "owner", self.run_id, grace_s=grace))
+                self._own(self._lock("owner"))
             attempt = create_attempt(self._disk, self.path, wanted)
-            attempts, _ = read_attempts(self.path)
-            self.update_manifest(attempts=merge_attempts(attempts, self.manifest.attempts))
+            self.update_manifest(attempts=merge_attempts(read_attempts(self.path)[0], self.manifest.attempts))
             refresh_attempt_table(self.path, disk=self._disk)
-        except OSError as error:
-            if isinstance(error, StoreError):
-                raise
-            raise unwritable(self.path, error) from None
         folder = self.path / JOURNAL_DIR
         abandoned = AbandonedWriters(folder, attempt.attempt, self.options.grace_s, self._background.announce)
         abandoned()
         sweep(folder)
         self._background.add(abandoned)
         if self._uploader is not None:
-            # The copy begins now, without a row: a place that takes no files shows at once, not at the first seal.
+            # The copy begins now, without a row: a remote that takes no files is noticed now, not at the first sealing.
             self._uploader.wake()
         return attempt
 
     def writer(
-        self,
-        *,
-        attempt: int | Attempt,
-        writer: str = "r0",
-        on_error: Literal["record", "raise"] | None = None,
+        self, *, attempt: int | Attempt, writer: str = "r0", on_error: OnError | None = None
     ) -> JournalWriter:
         """The writer of one process's rows.
 
@@ -297,7 +253,7 @@ class RunStore:
         """
         check_writer(writer)
         options = self.options if on_error is None else replace(self.options, on_error=on_error)
-        record = attempt if isinstance(attempt, Attempt) else self._attempt(attempt)
+        record = attempt if isinstance(attempt, Attempt) else find_attempt(self.path, attempt)
         header = JournalHeader(
             run_id=self.run_id,
             attempt=record.attempt,
@@ -309,14 +265,8 @@ class RunStore:
             schemas={name: schema.version for name, schema in self._tables.items()},
             loopscope_version=__version__,
         )
-        folder = self.path / JOURNAL_DIR
-        name = f"{record.attempt:05d}-{writer}"
-        try:
-            lock = take_lock(self._disk, folder, name, self.run_id, grace_s=self.options.grace_s)
-        except OSError as error:
-            if isinstance(error, StoreError):
-                raise
-            raise unwritable(self.path, error) from None
+        with writing_into(self.path):
+            lock = self._lock(f"{record.attempt:05d}-{writer}")
         rows = JournalWriter(
             root=self.path,
             header=header,
@@ -359,27 +309,21 @@ class RunStore:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def _lock(self, name: str) -> Lock:
+        folder, grace_s = self.path / JOURNAL_DIR, self.options.grace_s
+        return take_lock(self._disk, folder, name, self.run_id, grace_s=grace_s)
+
     def _own(self, lock: Lock) -> None:
         self._owner = lock
         self._background.add(lock.beat)
 
-    def _attempt(self, number: int) -> Attempt:
-        for record in read_attempts(self.path)[0]:
-            if record.attempt == number:
-                return record
-        raise StoreError(
-            f"attempt {number} of run {self.run_id} is not there; expected a number that claim_attempt() returned on "
-            "rank 0. Broadcast it to the other ranks after it was claimed."
-        )
-
     def _seal_writer(self, writer: JournalWriter) -> None:
         names = self._background.take_waiting(f"{writer.attempt:05d}-{writer.name}-")
-        failures = seal_all(self.path, names, disk=self._disk, tables=self._tables)
-        if failures:
+        if failures := seal_all(self.path, names, disk=self._disk, tables=self._tables):
             raise StoreError("; ".join(failures))
 
     def _note_failed_upload(self, reason: str, count: int) -> None:
-        # There may be no writer yet, or none any more: what it cannot be told is told the next one.
+        # There may be no writer at the moment: the count is kept for the next one.
         self._failed_uploads += count
         writer = next((w for w in self._writers if not w.closed), None)
         if writer is not None and self._failed_uploads:
@@ -391,3 +335,8 @@ class RunStore:
         self._background.remove(writer.tick)
         if writer in self._writers:
             self._writers.remove(writer)
+
+
+def _make_folders(disk: Disk, root: Path) -> None:
+    for folder in (JOURNAL_DIR, ATTEMPTS_DIR, TABLES_DIR):
+        disk.mkdir(root / folder)
