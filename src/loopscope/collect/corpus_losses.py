@@ -103,5 +103,9 @@ def _loss(losses: NDArray[np.float64]) -> RowDict:
         nulls = {"loss_mean": "nonfinite", "loss_sum": "nonfinite"}
         return {"loss_mean": None, "loss_sum": None, "null_reasons": reasons(nulls)}
     if losses.size == 0:
-        return {"loss_mean": None, "loss_sum": total, "null_reasons": reasons({"loss_mean": "not_applicable"})}
+        return {
+            "loss_mean": None,
+            "loss_sum": total,
+            "null_reasons": reasons({"loss_mean": "not_applicable"}),
+        }
     return {"loss_mean": total / losses.size, "loss_sum": total, "null_reasons": None}
