@@ -23,20 +23,13 @@ sys.path.insert(0, str(ROOT / "tests" / "report"))
 
 from report_runs import Shape, generated_run  # noqa: E402
 
-from loopscope.alerts import AlertingWriter, AlertSettings, history  # noqa: E402
-from loopscope.collect.writer import NullWriter  # noqa: E402
+from loopscope.alerts import AlertObserver, AlertSettings, history  # noqa: E402
+from loopscope.collect import NullWriter, ObservedWriter  # noqa: E402
 from loopscope.store import RunReader  # noqa: E402
 
 LOOPS, LAYERS, EXPERTS, TOP_K = 8, 4, 64, 8
 VISITS = LOOPS * LAYERS + 2
 STATES = {"healthy": 0, "one visit sick": 1, "every visit sick": VISITS}
-
-
-class Rows(NullWriter):
-    """Takes rows in one call, as the store does."""
-
-    def append_many(self, table: str, rows: Any) -> None:
-        pass
 
 
 def trace(step: int, sick: int) -> dict[str, list[dict[str, Any]]]:
@@ -63,9 +56,15 @@ def trace(step: int, sick: int) -> dict[str, list[dict[str, Any]]]:
     return {"router": router, "residual": residual, "transition": transition}
 
 
+def observed(settings: AlertSettings) -> ObservedWriter:
+    """A writer that drops the rows, with the rules beside it."""
+    rows = NullWriter()
+    return ObservedWriter(rows, [AlertObserver(rows, settings)])
+
+
 def live(sick: int, steps: int = 300) -> float:
     """Microseconds per traced step."""
-    writer = AlertingWriter(Rows(), AlertSettings(warmup_steps=0))
+    writer = observed(AlertSettings(warmup_steps=0))
     traces = [trace(step, sick) for step in range(1, steps + 1)]
 
     def run() -> None:
@@ -79,7 +78,7 @@ def live(sick: int, steps: int = 300) -> float:
 
 def per_loss_row(steps: int = 20_000) -> float:
     """Microseconds per loss row."""
-    writer = AlertingWriter(Rows(), AlertSettings())
+    writer = observed(AlertSettings())
     row = {"total_loss": 3.0, "closure_error": 1e-7, "nonfinite_fields": None, "aggregation_scope": "global"}
     rows = [row | {"step": step} for step in range(steps)]
     return _cpu(lambda: [writer.append_many("loss", (row,)) for row in rows]) / steps * 1e6

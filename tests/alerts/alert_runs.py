@@ -8,9 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from loopscope.alerts import AlertingWriter, AlertSettings, history
+from loopscope.alerts import AlertObserver, AlertSettings, history
+from loopscope.collect import ObservedWriter
 from loopscope.store import RunReader, RunStore, StoreOptions
 from loopscope.store.disk import Disk
+
+
+class AlertingWriter(ObservedWriter):
+    """A writer with the rules beside it, as a run has it."""
+
+    def __init__(self, inner: Any, *args: Any, **options: Any) -> None:
+        self._inner, self._alerts = inner, AlertObserver(inner, *args, **options)
+        super().__init__(inner, [self._alerts])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._alerts, name)
 
 
 class _NoSync(Disk):

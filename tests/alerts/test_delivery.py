@@ -10,8 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from alert_runs import AlertingWriter
 
-from loopscope.alerts import AlertConfig, AlertingWriter, AlertNotice, AlertSettings
+from loopscope.alerts import AlertConfig, AlertNotice, AlertSettings
 from loopscope.alerts.command import Command
 from loopscope.alerts.delivery import Courier
 from loopscope.alerts.gather import merged

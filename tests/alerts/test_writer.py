@@ -3,9 +3,10 @@
 import logging
 
 import pytest
+from alert_runs import AlertingWriter
 
-from loopscope.alerts import AlertEngine, AlertingWriter, AlertSettings
-from loopscope.collect.writer import MemoryWriter, RowWriter
+from loopscope.alerts import AlertEngine, AlertSettings
+from loopscope.collect import MemoryWriter, RowWriter
 
 S = AlertSettings(warmup_steps=0, sustain=3)
 

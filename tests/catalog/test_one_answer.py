@@ -15,11 +15,12 @@ from tracker_helpers import Remembering
 from loopscope.catalog.registry import GAUGES
 from loopscope.cli import main
 from loopscope.cli.console import number
+from loopscope.collect import ObservedWriter
 from loopscope.collect.headline import headline
 from loopscope.report import page as report_page
 from loopscope.report.chart import short
 from loopscope.store import RunStore
-from loopscope.trackers import GuardedTracker, TrackingWriter
+from loopscope.trackers import GuardedTracker, TrackerObserver
 
 STEPS = (4, 8)
 # (block, loop step, layer) by depth; two loop steps of two layers.
@@ -114,7 +115,15 @@ def written(tmp_path_factory) -> tuple[Path, Remembering]:
             rank: store.writer(attempt=attempt, writer=f"r{rank}", on_error="raise") for rank in (1, 0)
         }
         own = {**keys, "rank": 0, "step": 0}
-        tracking = TrackingWriter(writers[0], start, keys=own, attempt=1, on_error="raise")
+        trackers = TrackerObserver(
+            start,
+            write=lambda row: writers[0].append("health", row),
+            dropped=lambda: writers[0].dropped,
+            keys=own,
+            attempt=1,
+            on_error="raise",
+        )
+        tracking = ObservedWriter(writers[0], [trackers])
         for step in STEPS:
             for rank, writer in ((1, writers[1]), (0, tracking)):
                 for table, rows in rows_of(rank, step).items():
@@ -122,7 +131,7 @@ def written(tmp_path_factory) -> tuple[Path, Remembering]:
                         writer.append(
                             table, {**keys, "rank": rank, "step": step, "tokens_seen": step * 100, **row}
                         )
-        tracking.close_trackers()
+        trackers.close()
     other = RunStore.create(root / "two", run_name="two")
     writer = other.writer(attempt=other.claim_attempt(first_step=1))
     writer.append("loss", loss_row(1))

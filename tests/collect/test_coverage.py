@@ -9,7 +9,7 @@ from loopscope.collect.health import of_coverage
 
 def test_complete():
     coverage = compare(specs(), specs())
-    assert coverage.complete
+    assert (coverage.missing, coverage.unexpected) == ((), ())
     assert (coverage.seen, coverage.expected, coverage.ratio) == (8, 8, 1.0)
     assert of_coverage(coverage)["severity"] == "info"
 

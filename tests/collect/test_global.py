@@ -11,7 +11,7 @@ from rank_helpers import ranks
 
 from loopscope import ParquetCollector, reduce_trace
 from loopscope.collect import MemoryWriter, RowContext
-from loopscope.collect.global_layout import GlobalLayout
+from loopscope.collect.exchange_layout import ExchangeLayout
 from loopscope.errors import ConfigError, MetricInputError, TraceError
 
 PER_RANK = {
@@ -103,6 +103,12 @@ def _broken_visit(window):
     return window
 
 
+def _other_experts(window):
+    for position in (1, 3, 5):
+        window[position] = point(replace(specs()[position], num_experts=6))
+    return window
+
+
 def _nan(window):
     window[3].router_logits[0, 0, 0] = math.nan
     return window
@@ -113,7 +119,7 @@ def _wrong_key(window):
     return window
 
 
-@pytest.mark.parametrize("harm", [_nothing, _missing, _broken_visit, _nan, _wrong_key])
+@pytest.mark.parametrize("harm", [_nothing, _missing, _broken_visit, _other_experts, _nan, _wrong_key])
 @pytest.mark.parametrize("victim", [0, 1])
 def test_every_rank_takes_part_in_the_same_two_reductions(harm, victim):
     """Whatever one rank saw: buffers of the same sizes, the writer's rows, and the next step is whole again."""
@@ -157,6 +163,50 @@ def test_a_failed_reduction_on_another_rank_is_a_null_row_and_an_event():
     assert json.loads(row["null_reasons"])["expert_count"] == "failed"
     assert writer.rows("router", unrolled_pos=2)[0]["expert_count"] is not None
     assert writer.rows("health", event="visit_failed", unrolled_pos=3)
+
+
+@pytest.mark.parametrize(("victim", "says"), [(0, "topk_idx has shape"), (1, "failed on at least one rank")])
+def test_a_failed_visit_was_seen_and_is_told_once_in_the_ranks_own_words_where_it_writes(victim, says):
+    writer, made, _ = ranks(2)
+    windows = [sink(seed=1), sink(seed=2)]
+    windows[victim] = _broken_visit(windows[victim])
+    headline = trace(made, windows)
+    (row,) = [row for row in writer.rows("health", event="visit_failed") if "pair" not in row["detail"]]
+    assert row["unrolled_pos"] == 3
+    assert row["detail"].startswith("loop step 1, layer 0 (unrolled_pos 3): ")
+    assert says in row["detail"]
+    assert headline["health/coverage"] == 1.0
+    assert made[0].errors == len(writer.rows("health", event="visit_failed"))
+
+
+def test_positions_recorded_twice_are_told_by_text_here_and_by_number_elsewhere():
+    def twice(seed):
+        window = sink(seed=seed)
+        window.faults.append("unrolled_pos 0 recorded by ...")
+        return window
+
+    writer, made, _ = ranks(3)
+    trace(made, [twice(1), twice(2), twice(3)])
+    own, others = writer.rows("health", event="sink_fault")
+    assert (own["count"], own["detail"]) == (1, "unrolled_pos 0 recorded by ...")
+    assert others["count"] == 2
+
+
+def test_one_rank_with_a_reducer_gives_the_rows_of_one_without():
+    writer, (made,), reducers = ranks(1)
+    made.on_trace_step(1, sink(), meta())
+    alone = MemoryWriter()
+    ParquetCollector(alone, context=RowContext(run_id="r"), expected_visits=specs()).on_trace_step(
+        1, sink(), meta()
+    )
+    own = ("aggregation_scope", "rank", "elapsed_s", "wall_time")
+    for table in ("router", "residual", "transition"):
+        rows, expected = (
+            [{name: value for name, value in row.items() if name not in own} for row in found.tables[table]]
+            for found in (writer, alone)
+        )
+        assert rows == expected
+    assert [name for name, _ in reducers[0].calls] == ["sum", "max"]
 
 
 def test_a_rank_whose_whole_step_failed(caplog):
@@ -217,9 +267,8 @@ def test_a_smaller_depth_uses_the_same_buffers(steps):
     for table, rows in reduce_trace(whole, meta(steps=steps)).items():
         assert_same_rows(writer.tables[table], rows)
     assert writer.rows("health", event="coverage")[0]["value"] == 1.0
-    layout = GlobalLayout(visits)
-    assert reducers[0].calls[0][1] == layout.n_sum + 5
-    assert reducers[0].calls[1][1] == layout.n_max + 3
+    layout = ExchangeLayout.of_expected(visits)
+    assert [size for _, size in reducers[0].calls] == [layout.n_sum, layout.n_max]
 
 
 def test_visits_that_nobody_promised():

@@ -6,11 +6,11 @@ import pytest
 import torch
 from collect_helpers import meta, sink, specs, split
 from rank_helpers import ranks
-from test_ring import SlowReducer, device_loss
+from test_pending_losses import SlowReducer, device_loss
 
 from loopscope import ParquetCollector
 from loopscope.collect import MemoryWriter, ProbeCorpus, RowContext
-from loopscope.collect.ring import LossRing
+from loopscope.collect.pending_losses import PendingLosses
 
 WAITS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "nonzero")
 
@@ -75,7 +75,7 @@ def test_across_ranks_the_writer_alone_transfers(monkeypatch, rank):
 
 
 def test_a_loss_that_is_submitted_is_not_waited_for(monkeypatch):
-    ring, loss = LossRing(SlowReducer()), device_loss(grad_norm=0.5)
+    ring, loss = PendingLosses(SlowReducer()), device_loss(grad_norm=0.5)
     with counted(monkeypatch) as calls:
         ring.submit(1, loss)
         assert list(ring.drain()) == []

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from loopscope import AlertConfig, AlertSettings, Loopscope, LossComponents, open_run
-from loopscope.alerts import AlertingWriter, history
+from loopscope.alerts import history
 from loopscope.analysis.health_findings import replay
+from loopscope.collect import ObservedWriter
 from loopscope.errors import ConfigError
 
 RULES = AlertSettings(sustain=3)
@@ -93,7 +94,7 @@ def test_a_past_that_cannot_be_read_is_an_event_and_stops_nothing(tmp_path, monk
 
 def test_without_rules_nothing_is_judged_and_a_reader_still_can(tmp_path):
     _, writer = attempt(tmp_path / "run", 5, enabled=False)
-    assert not isinstance(writer, AlertingWriter)
+    assert not isinstance(writer, ObservedWriter)
     assert alerts(tmp_path / "run") == []
     assert len(replay(open_run(tmp_path / "run"))) == 1
 

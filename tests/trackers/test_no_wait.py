@@ -2,7 +2,7 @@
 
 import torch
 from collect_helpers import meta, sink, specs
-from test_ring import device_loss
+from test_pending_losses import device_loss
 from test_tracking_writer import made
 from test_transfers import counted
 from tracker_helpers import Remembering

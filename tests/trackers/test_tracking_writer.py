@@ -3,16 +3,16 @@
 import json
 
 import pytest
-from tracker_helpers import Remembering
+from tracker_helpers import Remembering, TrackingWriter
 
 from loopscope.collect import MemoryWriter, RowWriter
-from loopscope.trackers import GuardedTracker, TrackingWriter
+from loopscope.trackers import GuardedTracker
 
 KEYS = {"run_id": "r", "attempt": 2, "aggregation_scope": "global", "step": 5, "world_size": 4}
 
 
-def made(*trackers, inner=None, on_error="record", keys=None):
-    inner = inner or MemoryWriter()
+def made(*trackers, on_error="record", keys=None, observers=()):
+    inner, keys = MemoryWriter(), KEYS | (keys or {})
 
     def start(tell):
         guarded = [
@@ -23,7 +23,7 @@ def made(*trackers, inner=None, on_error="record", keys=None):
             each.start()
         return guarded
 
-    return inner, TrackingWriter(inner, start, keys=KEYS | (keys or {}), attempt=2, on_error=on_error)
+    return inner, TrackingWriter(inner, start, observers=observers, keys=keys, attempt=2, on_error=on_error)
 
 
 def loss(step, **more):
@@ -131,12 +131,15 @@ def test_one_that_cannot_end_keeps_no_other_and_no_row_from_ending():
 def test_alerts_of_the_end_find_the_trackers_open():
     tracker = Remembering()
 
-    class Settling(MemoryWriter):
-        def settle(self):
+    class Alerts:
+        def see(self, table, rows):
+            pass
+
+        def close(self):
             assert not tracker.closed
             writer.alert("the last")
 
-    inner, writer = made(tracker, inner=Settling())
+    inner, writer = made(tracker, observers=[Alerts()])
     writer.close()
     assert tracker.alerts == ["the last"]
     assert tracker.closed

@@ -7,7 +7,26 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts" / "benches" / "lib"))
 
+from loopscope.collect import ObservedWriter
+from loopscope.trackers import TrackerObserver
 from loopscope.trackers.protocol import StepValues
+
+
+class TrackingWriter(ObservedWriter):
+    """A writer with the trackers beside it, as a run has it."""
+
+    def __init__(self, inner, start, *, observers=(), **about):
+        behind = ObservedWriter(inner, observers)
+        self._trackers = TrackerObserver(
+            start, write=lambda row: behind.append("health", row), dropped=lambda: inner.dropped, **about
+        )
+        super().__init__(inner, [*observers, self._trackers], timed={"trackers": self._trackers})
+
+    def __getattr__(self, name):
+        return getattr(self._trackers, name)
+
+    def close_trackers(self):
+        self._trackers.close()
 
 
 def records(folder):

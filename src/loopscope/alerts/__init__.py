@@ -2,7 +2,7 @@
 
 The same engine runs beside the training and over a finished run, so both give the same alerts, also across resumes.
 
-    rows ──> AlertingWriter ──> the store
+    rows that were written ──> AlertObserver
                   │ engine: readings ──> streaks ──> alerts
                   ├──> health row `alert`, the log
                   └──> Courier ──> command, webhook, trackers    (threads of their own)
@@ -12,11 +12,11 @@ The same engine runs beside the training and over a finished run, so both give t
 from loopscope.alerts.config import AlertConfig
 from loopscope.alerts.engine import Alert, AlertEngine
 from loopscope.alerts.notice import AlertNotice, NoticeSink
+from loopscope.alerts.observer import AlertObserver
 from loopscope.alerts.past import Past
 from loopscope.alerts.rules import Reading
 from loopscope.alerts.settings import AlertOverrides, AlertSettings, Bounds, settings_for
 from loopscope.alerts.table import RULES, Rule, rules_at
-from loopscope.alerts.writer import AlertingWriter
 
 __all__ = [
     "RULES",
@@ -24,9 +24,9 @@ __all__ = [
     "AlertConfig",
     "AlertEngine",
     "AlertNotice",
+    "AlertObserver",
     "AlertOverrides",
     "AlertSettings",
-    "AlertingWriter",
     "Bounds",
     "NoticeSink",
     "Past",

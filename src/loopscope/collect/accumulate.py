@@ -2,87 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
-from loopscope.collect.global_layout import layout_of
-from loopscope.collect.pairs import Pair, plan_pairs, spec_of
+from loopscope.collect.error_text import describe
+from loopscope.collect.exchange_layout import ExchangeLayout, layout_of
+from loopscope.collect.pairs import Key, Pair, describe_key, plan_pairs, spec_of
+from loopscope.collect.partials import Partial, StepPartials, pack, unpack
 from loopscope.errors import MetricInputError
-from loopscope.metrics import (
-    Layout,
-    PairTensors,
-    Reduced,
-    VisitTensors,
-    reduce_pair,
-    reduce_visit,
-    visit_layout,
-)
+from loopscope.metrics import PairTensors, VisitTensors, reduce_pair, reduce_visit
 from loopscope.trace import TracePoint, TraceSink, VisitSpec
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
 
-Key = VisitSpec | Pair
-"""What a partial vector belongs to."""
-
-OnFailure = Callable[[Key, Exception], None]
-"""Hears of a visit or pair whose reduction failed; the others go on."""
-
-
-@dataclass(slots=True)
-class Entry:
-    """Partial vectors of one visit or pair on the device, own storage."""
-
-    layout: Layout
-    reduced: Reduced
-    microbatches: int = 1
-    score_func: str = "softmax"
-    score_space: str = "logits"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
-    """The merged partial vectors of one visit or pair, on the host."""
-
-    layout: Layout
-    sums: NDArray[np.float64]
-    maxima: NDArray[np.float64]
-    num_microbatches: int
-    """Microbatches in which it was seen."""
-    score_func: str
-    score_space: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepParts:
-    """Everything of one step on the host."""
-
-    visits: dict[VisitSpec, Part]
-    pairs: dict[Pair, Part]
-    failed: frozenset[Key]
-    """Visits and pairs that were seen, but whose reduction failed in some microbatch."""
-    extra: NDArray[np.float64]
-    """What else came along in the transfer."""
-
 
 class StepAccumulator:
     """Partial sums of all visits and transitions of one step, on the device of the trace.
 
-    Holds float64 vectors of its own and plain numbers; no tensor that was handed in, and no view of one.
+    Holds float64 vectors of its own, plain numbers and text; no tensor that was handed in, and no view of one.
+
+    Args:
+        isolate: a visit or pair whose reduction raises is noted and the others go on; without it the exception leaves.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, isolate: bool = False) -> None:
         self.microbatches = 0
-        self._entries: dict[Key, Entry] = {}
-        self._failed: set[Key] = set()
-        self._times_seen: dict[VisitSpec, int] = {}
+        self.partials: dict[Key, Partial] = {}
+        """What was seen, in the order in which it first was."""
+        self.sink_faults: list[str] = []
+        """A line for every position that a window recorded twice."""
+        self.trace_bytes = 0
+        """Bytes of all tensors of the windows: what recording kept alive until the callbacks."""
+        self._isolate = isolate
+        self._visits: dict[int, VisitSpec] = {}
 
     def add(
         self,
@@ -90,7 +45,6 @@ class StepAccumulator:
         valid: Bool[Tensor, "B S"] | None = None,
         *,
         plan: Callable[[tuple[VisitSpec, ...]], tuple[Pair, ...]] = plan_pairs,
-        on_failure: OnFailure | None = None,
     ) -> None:
         """Reduce one microbatch's visits and transitions and add them. No value is read from the device.
 
@@ -98,54 +52,60 @@ class StepAccumulator:
             sink: `unrolled_pos` → TracePoint.
             valid: [B, S] bool, True for tokens that count; None for all.
             plan: the transitions among the visits that are present.
-            on_failure: called with a visit or pair whose reduction raised; None lets the exception out.
 
         Raises:
-            MetricInputError: a visit breaks its contract, and there is no `on_failure`.
+            MetricInputError: a key is not its point's position, or another visit was at a position before; a visit
+                breaks its contract, without `isolate`.
         """
+        self.trace_bytes += sum(
+            tensor.nbytes for point in sink.values() for tensor in point.tensors().values()
+        )
+        self.sink_faults += getattr(sink, "faults", ())
         specs = tuple(sorted(self._spec(position, point) for position, point in sink.items()))
         for spec in specs:
-            self._times_seen[spec] = self._times_seen.get(spec, 0) + 1
-            self._guarded(spec, partial(_reduce_visit, spec, sink[spec.unrolled_pos], valid), on_failure)
+            self._add(spec, partial(_reduce_visit, spec, sink[spec.unrolled_pos], valid))
         for pair in plan(specs):
-            self._guarded(pair, partial(_reduce_pair, pair, sink, valid), on_failure)
+            self._add(pair, partial(_reduce_pair, pair, sink, valid))
         self.microbatches += 1
 
-    def seen(self) -> dict[VisitSpec, int]:
-        """Visit → microbatches in which it was seen, whether or not its reduction succeeded."""
-        return dict(self._times_seen)
+    @property
+    def visits(self) -> Collection[VisitSpec]:
+        """The visits that were there, whether or not their reduction succeeded."""
+        return self._visits.values()
 
-    def take(self) -> tuple[dict[Key, Entry], frozenset[Key]]:
-        """The vectors, still on the device, and what failed; the accumulator forgets the vectors."""
-        entries, self._entries = self._entries, {}
-        return entries, frozenset(self._failed)
+    def failures(self) -> dict[Key, str]:
+        """Visit or pair → why its reduction failed."""
+        return {key: found.failure for key, found in self.partials.items() if found.reduced is None}
 
-    def finish(self, extra: Float[Tensor, " n"] | None = None) -> StepParts:
-        """Bring everything to the host in one transfer, and forget it.
+    def layout(self) -> ExchangeLayout:
+        """A layout of what was seen."""
+        return ExchangeLayout({key: found.layout for key, found in self.partials.items()})
+
+    def finish(self, extra: Float[Tensor, " n"] | None = None) -> StepPartials:
+        """Bring everything to the host in one transfer.
 
         Args:
             extra: a float64 vector that is to come along.
         """
-        entries, failed = self.take()
-        return to_host(entries, failed, extra)
+        layout = self.layout()
+        return unpack(layout, pack(layout, self.partials, num_microbatches=self.microbatches), extra)
 
-    def _guarded(self, key: Key, reduce: Callable[[], Entry], on_failure: OnFailure | None) -> None:
-        if key in self._failed:
+    def _add(self, key: Key, reduce: Callable[[], Partial]) -> None:
+        known = self.partials.get(key)
+        if known is not None and known.reduced is None:
+            known.times_seen += 1
             return
         try:
             new = reduce()
         except Exception as error:
-            if on_failure is None:
+            if not self._isolate:
                 raise
-            self._failed.add(key)
-            self._entries.pop(key, None)
-            on_failure(key, error)
-            return
-        known = self._entries.get(key)
+            new = Partial(failure=f"{describe_key(key, self.visits)}: {describe(error)}")
         if known is not None:
-            new.reduced = known.reduced.merged(new.reduced)
-            new.microbatches += known.microbatches
-        self._entries[key] = new
+            new.times_seen += known.times_seen
+            if new.reduced is not None and known.reduced is not None:
+                new.reduced = known.reduced.merged(new.reduced)
+        self.partials[key] = new
 
     def _spec(self, position: int, point: TracePoint) -> VisitSpec:
         spec = spec_of(point)
@@ -154,18 +114,17 @@ class StepAccumulator:
                 f"the sink holds a point of unrolled_pos {spec.unrolled_pos} at key {position}, expected the "
                 "key to be the point's own position. Record points with ACTIVE_TRACE_SINK.record(point)."
             )
-        for known in self._times_seen:
-            if known.unrolled_pos == position and known != spec:
-                raise MetricInputError(
-                    f"unrolled_pos {position} is {spec} in this microbatch and was {known} in an earlier one "
-                    "of the same step; expected one layer per position. Do not change the depth within "
-                    "a step."
-                )
+        known = self._visits.setdefault(position, spec)
+        if known != spec:
+            raise MetricInputError(
+                f"unrolled_pos {position} is {spec} in this microbatch and was {known} in an earlier one of the same "
+                "step; expected one layer per position. Do not change the depth within a step."
+            )
         return spec
 
 
-def _reduce_visit(spec: VisitSpec, point: TracePoint, valid: Tensor | None) -> Entry:
-    layout = visit_layout(spec.num_experts, spec.top_k)
+def _reduce_visit(spec: VisitSpec, point: TracePoint, valid: Tensor | None) -> Partial:
+    layout = layout_of(spec)
     tensors = VisitTensors(
         router_logits=point.router_logits,
         router_probs=point.router_probs,
@@ -177,13 +136,12 @@ def _reduce_visit(spec: VisitSpec, point: TracePoint, valid: Tensor | None) -> E
         expert_bias=point.expert_bias,
     )
     reduced = reduce_visit(tensors, _beside(point, valid), layout)
-    return Entry(layout, reduced, score_func=point.score_func, score_space=tensors.score_space)
+    return Partial(layout, reduced, score_func=point.score_func, score_space=tensors.score_space)
 
 
-def _reduce_pair(pair: Pair, sink: TraceSink, valid: Tensor | None) -> Entry:
-    source, target = pair.source, pair.target
+def _reduce_pair(pair: Pair, sink: TraceSink, valid: Tensor | None) -> Partial:
     layout = layout_of(pair)
-    first, second = sink[source.unrolled_pos], sink[target.unrolled_pos]
+    first, second = sink[pair.source.unrolled_pos], sink[pair.target.unrolled_pos]
     tensors = PairTensors(
         from_residual=first.residual,
         to_residual=second.residual,
@@ -191,7 +149,7 @@ def _reduce_pair(pair: Pair, sink: TraceSink, valid: Tensor | None) -> Entry:
         from_topk_idx=first.topk_idx if pair.same_layer else None,
         to_topk_idx=second.topk_idx if pair.same_layer else None,
     )
-    return Entry(layout, reduce_pair(tensors, _beside(second, valid), layout))
+    return Partial(layout, reduce_pair(tensors, _beside(second, valid), layout))
 
 
 def _beside(point: TracePoint, valid: Tensor | None) -> Tensor | None:
@@ -199,33 +157,3 @@ def _beside(point: TracePoint, valid: Tensor | None) -> Tensor | None:
     if valid is None or valid.device == point.residual.device:
         return valid
     return valid.to(point.residual.device, non_blocking=True)
-
-
-def to_host(
-    entries: Mapping[Key, Entry], failed: frozenset[Key], extra: Float[Tensor, " n"] | None = None
-) -> StepParts:
-    """One vector of everything, one copy to the host, cut apart again there."""
-    vectors = [part for entry in entries.values() for part in (entry.reduced.sums, entry.reduced.maxima)]
-    if extra is not None:
-        vectors.append(extra)
-    host: NDArray[np.float64] = torch.cat(vectors).cpu().numpy() if vectors else np.zeros(0)
-    parts: dict[Key, Part] = {}
-    start = 0
-    for key, entry in entries.items():
-        middle = start + entry.layout.n_sum
-        end = middle + entry.layout.n_max
-        parts[key] = Part(
-            layout=entry.layout,
-            sums=host[start:middle],
-            maxima=host[middle:end],
-            num_microbatches=entry.microbatches,
-            score_func=entry.score_func,
-            score_space=entry.score_space,
-        )
-        start = end
-    return StepParts(
-        visits={key: part for key, part in parts.items() if isinstance(key, VisitSpec)},
-        pairs={key: part for key, part in parts.items() if isinstance(key, Pair)},
-        failed=failed,
-        extra=host[start:],
-    )

@@ -1,30 +1,29 @@
-"""`ParquetCollector`: turns what a training step saw into rows, and lets nothing of it out or live on."""
+"""`Collector`: turns what a training step saw into rows, and lets nothing of it out or live on."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, get_args
 
 from loopscope.collect import health
-from loopscope.collect.accumulate import to_host
 from loopscope.collect.context import RowContext, RowDict, Scope, StepClock
-from loopscope.collect.exchange import Local
-from loopscope.collect.faults import describe
-from loopscope.collect.global_layout import GlobalLayout
+from loopscope.collect.corpus_losses import ProbeCorpus
+from loopscope.collect.error_text import describe
+from loopscope.collect.exchange import exchange, merged_rows
+from loopscope.collect.exchange_layout import ExchangeLayout
 from loopscope.collect.headline import headline
-from loopscope.collect.loss import LossExtras, check_step_order, loss_row
+from loopscope.collect.loss import StepLoss, check_step_order, loss_row
+from loopscope.collect.pending_losses import DeviceLoss, PendingLosses
 from loopscope.collect.probe import reduce_probe
 from loopscope.collect.probe_stream import ProbeWindow
-from loopscope.collect.ranks import RankReducer
-from loopscope.collect.ring import DeviceLoss, LossRing
-from loopscope.collect.rows import counts_only, step_rows
-from loopscope.collect.step import TracedStep, TraceResult
-from loopscope.collect.strata import ProbeCorpus
-from loopscope.collect.together import finish_together
-from loopscope.collect.writer import RowWriter, append_rows
+from loopscope.collect.ranks import LocalReducer, RankReducer
+from loopscope.collect.rows import StepRows, rank_rows
+from loopscope.collect.traced_step import TracedStep, TracedSteps
 from loopscope.errors import ConfigError
+from loopscope.store import RowWriter
 from loopscope.trace import LossComponents, OnError, TraceMeta, TraceSink, VisitSpec
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("loopscope.collect")
 
 
-class ParquetCollector:
+class Collector:
     """A `LoopTraceCollector` that writes rows.
 
     Tables: `loss` (every step), `router`, `residual`, `transition` (traced steps), `probe_router`,
@@ -78,23 +77,24 @@ class ParquetCollector:
                 "them. Give them, or leave the reducer out and get rank-local rows."
             )
         self.corpus = corpus
+        """What the next probe runs over."""
         self.errors = 0
         """Exceptions that were kept from the training loop so far."""
         self._writer = writer
         self._context = context
         self._expected = expected_visits
         self._on_error: OnError = on_error
-        self._reducer = reducer
-        self._layout = None if reducer is None else GlobalLayout(self._expected)
+        self._reducer = reducer or LocalReducer()
+        # Without a reducer the layout of a step is that of what was seen, so that rows of unpromised visits stay.
+        self._layout = None if reducer is None else ExchangeLayout.of_expected(expected_visits)
         self._scope: Scope = "rank_local" if reducer is None else "global"
         self._per_rank = per_rank and reducer is not None
-        self.writes = reducer is None or reducer.is_writer
-        """True where this rank's probe rows are written."""
+        self.writes = self._reducer.is_writer
+        """True where this rank's rows are written."""
         self._clock = StepClock()
-        self._open: TracedStep | None = None
-        self._skipped_step: int | None = None
+        self._steps = TracedSteps(isolate=on_error == "record" or self._reducer.num_ranks > 1)
         self._last_loss_step: int | None = None
-        self._ring = LossRing(reducer)
+        self._losses = PendingLosses(self._reducer)
         self._kept: Exception | None = None
 
     @property
@@ -136,8 +136,10 @@ class ParquetCollector:
         Returns:
             `loss/task`, `loss/total`, `moe/lb_loss`, `health/dropped`.
         """
-        extras = LossExtras(task_loss_sum, num_target_tokens, other_loss)
-        return self._guarded("on_metrics_step", step, lambda: self._loss(step, loss, grad_norm, lr, extras))
+        known = StepLoss(step, loss, grad_norm, lr, task_loss_sum, num_target_tokens, other_loss)
+        with self._guard("on_metrics_step", step):
+            return self._loss(known)
+        return {}
 
     def submit_loss(self, step: int, loss: DeviceLoss, *, wait: bool = False) -> dict[str, float]:
         """The step's loss as scalars that are still on the device: `on_metrics_step` without waiting for them.
@@ -155,12 +157,10 @@ class ParquetCollector:
         Returns:
             The headline scalars of the newest loss that has arrived; nothing where none has.
         """
-
-        def submit() -> dict[str, float]:
-            self._ring.submit(step, loss)
+        with self._guard("submit_loss", step):
+            self._losses.submit(step, loss)
             return self._drain_losses(block=wait)
-
-        return self._guarded("submit_loss", step, submit)
+        return {}
 
     def on_trace_step(
         self,
@@ -172,8 +172,7 @@ class ParquetCollector:
         microbatch: int = 0,
         num_microbatches: int = 1,
     ) -> dict[str, float]:
-        """Add one microbatch; with the last one write the step's rows. See
-        `LoopTraceCollector.on_trace_step`.
+        """Add one microbatch; with the last one write the step's rows. See `LoopTraceCollector.on_trace_step`.
 
         A visit whose reduction fails costs its own row only (its metrics are null, reason `failed`). A window
         that recorded a position twice keeps the first point, and `health` has a critical `sink_fault` row.
@@ -181,9 +180,25 @@ class ParquetCollector:
         Returns:
             With the last microbatch the `moe/*`, `loop/*` and `health/*` headline scalars, before it nothing.
         """
-        return self._guarded(
-            "on_trace_step", step, lambda: self._trace(step, sink, meta, valid, microbatch, num_microbatches)
-        )
+        with self._guard("on_trace_step", step):
+            try:
+                if (before := self._steps.interrupted(step, microbatch)) is not None:
+                    text = before.abandoned(f"step {step}, microbatch {microbatch} came")
+                    self._health(before.step, [text])
+                self._steps.add(step, sink, meta, valid, microbatch, num_microbatches)
+            except Exception as error:
+                if self._reducer.num_ranks == 1:
+                    raise
+                # The others are about to exchange; this rank joins them, and only then speaks of its error.
+                self._failed("on_trace_step", step, error)
+                self._kept = error
+            if microbatch + 1 != num_microbatches:
+                return {}
+            traced = self._steps.take()
+            if traced is None and self._reducer.num_ranks == 1:
+                return {}  # told when it failed
+            return self._finish(step, traced, num_microbatches)
+        return {}
 
     def probe_window(self) -> ProbeWindow:
         """The window of the next probe, which reduces each visit as it happens."""
@@ -197,7 +212,14 @@ class ParquetCollector:
         Returns:
             `probe/loss`, `probe/overlap_mean` (mean top-k overlap over all pairs of loop steps of a layer).
         """
-        return self._guarded("on_probe_step", step, lambda: self._probe(step, sink, meta, per_token_loss))
+        with self._guard("on_probe_step", step):
+            if not self.writes:
+                return {}  # every rank ran the same corpus; it counts once
+            isolate, expected = self._on_error == "record", self._expected
+            found = reduce_probe(sink, meta, per_token_loss, self.corpus, expected=expected, isolate=isolate)
+            self._report(step, found)
+            return headline(found.tables)
+        return {}
 
     def record_event(
         self,
@@ -210,9 +232,8 @@ class ParquetCollector:
         value: float | None = None,
     ) -> None:
         """Write a health row on behalf of the integration."""
-        self._health(
-            step, [health.event(name, severity, detail=detail, unrolled_pos=unrolled_pos, value=value)]
-        )
+        row = health.event(name, severity, detail=detail, unrolled_pos=unrolled_pos, value=value)
+        self._health(step, [row])
 
     def record_rows(self, step: int, tables: Mapping[str, Iterable[RowDict]]) -> None:
         """Write a deep probe's rows: table → rows without run-level keys."""
@@ -221,166 +242,87 @@ class ParquetCollector:
 
     def flush(self, durable: bool = False) -> None:
         """Hand buffered rows over, losses under way included; to the disk where `durable` (at checkpoints)."""
-        self._guarded("flush", self._last_loss_step or 0, lambda: self._drain_losses(block=True))
+        with self._guard("flush", self._last_loss_step or 0):
+            self._drain_losses(block=True)
         self._writer.flush(durable=durable)
 
     def close(self) -> None:
         """Write what is left and close the writer."""
-        self._guarded("close", self._last_loss_step or 0, lambda: self._drain_losses(block=True))
-        if self._open is not None:
-            self._abandon("the run ended")
+        with self._guard("close", self._last_loss_step or 0):
+            self._drain_losses(block=True)
+        if (traced := self._steps.take()) is not None:
+            self._health(traced.step, [traced.abandoned("the run ended")])
         self._writer.close()
 
-    def _guarded(self, where: str, step: int, callback: Callable[[], dict[str, float]]) -> dict[str, float]:
+    @contextmanager
+    def _guard(self, where: str, step: int) -> Iterator[None]:
+        """Under "record", keep what is raised inside from the training loop."""
         try:
-            return callback()
+            yield
         except Exception as error:
             if self._on_error == "raise":
                 raise
             self._failed(where, step, error)
-            return {}
 
-    def _failed(self, where: str, step: int, error: Exception, unrolled_pos: int | None = None) -> None:
+    def _failed(self, where: str, step: int, error: Exception) -> None:
         """Count an exception that is kept from the training loop, and keep it as text alone."""
         self.errors += 1
         detail = f"{where}: {describe(error)}"
         if not self.writes:
             _log.warning("loopscope, rank %d, step %d: %s", self._context.rank, step, detail)
-        self._health(
-            step,
-            [health.event("error", "critical", detail=detail, unrolled_pos=unrolled_pos, count=self.errors)],
-        )
+        self._health(step, [health.event("error", "critical", detail=detail, count=self.errors)])
 
-    def _loss(
-        self,
-        step: int,
-        loss: LossComponents,
-        grad_norm: float | None,
-        lr: float | None,
-        extras: LossExtras,
-    ) -> dict[str, float]:
-        check_step_order(step, self._last_loss_step)
-        self._last_loss_step = step
-        row, events = loss_row(loss, grad_norm, lr, extras)
-        self._write("loss", step, [row])
-        self._health(step, events)
+    def _loss(self, known: StepLoss) -> dict[str, float]:
+        check_step_order(known.step, self._last_loss_step)
+        self._last_loss_step = known.step
+        row, events = loss_row(known)
+        self._write("loss", known.step, [row])
+        self._health(known.step, events)
         return {**headline({"loss": [row]}), "health/dropped": float(self.dropped)}
 
     def _drain_losses(self, *, block: bool = False) -> dict[str, float]:
         found: dict[str, float] = {}
-        for arrived in self._ring.drain(block=block):
-            found = self._loss(arrived.step, arrived.loss, arrived.grad_norm, arrived.lr, arrived.extras)
+        for arrived in self._losses.drain(block=block):
+            found = self._loss(arrived)
         return found
 
-    def _trace(
-        self,
-        step: int,
-        sink: TraceSink,
-        meta: TraceMeta,
-        valid: Tensor | None,
-        microbatch: int,
-        num_microbatches: int,
-    ) -> dict[str, float]:
-        last = microbatch + 1 == num_microbatches
-        try:
-            if step != self._skipped_step or microbatch == 0:
-                self._add(step, sink, meta, valid, microbatch, num_microbatches)
-        except Exception as error:
-            self._open, self._skipped_step = None, step
-            if self._reducer is None:
-                raise
-            # The others are about to exchange; this rank joins them, and only then speaks of its error.
-            self._failed("on_trace_step", step, error)
-            self._kept = error
-        if not last:
-            return {}
-        traced, self._open = self._open, None
-        if self._reducer is not None:
-            return self._finish_together(step, traced, num_microbatches)
-        return {} if traced is None else self._report(step, traced.finish(), traced, num_microbatches)
-
-    def _add(
-        self,
-        step: int,
-        sink: TraceSink,
-        meta: TraceMeta,
-        valid: Tensor | None,
-        microbatch: int,
-        num_microbatches: int,
-    ) -> None:
-        began = time.perf_counter()
-        if self._open is not None and (self._open.step != step or microbatch == 0):
-            self._abandon(f"step {step}, microbatch {microbatch} came")
-        if self._open is None:
-            isolate = self._on_error == "record" or self._reducer is not None
-            self._open = TracedStep(step, meta, self._expected, num_microbatches, isolate=isolate)
-        self._open.add(sink, meta, valid, microbatch, num_microbatches)
-        self._open.seconds["reduce"] += time.perf_counter() - began
-
-    def _finish_together(
-        self, step: int, traced: TracedStep | None, num_microbatches: int
-    ) -> dict[str, float]:
-        assert self._reducer is not None
-        assert self._layout is not None
-        # Under "raise" every rank looks at the same result, so that all of them stop together.
-        wanted = self._reducer.is_writer or self._on_error == "raise"
-        kept, self._kept = self._kept, None
-        local = Local(num_microbatches=num_microbatches, whole_step_failed=True)
-        if traced is not None:
-            local = traced.take()
-        result = finish_together(traced, local, self._layout, self._reducer, want_result=wanted)
-        if self._per_rank:
-            for table, rows in step_rows(to_host(local.entries, local.failed)).tables.items():
-                if table == "router":
-                    rows = [counts_only(row) for row in rows]
+    def _finish(self, step: int, traced: TracedStep | None, num_microbatches: int) -> dict[str, float]:
+        """Merge the step over ranks and write its rows. Collective: every rank comes here once per traced step."""
+        layout = self._layout
+        if layout is None:
+            assert traced is not None  # one rank gives a failed step up at once
+            layout = traced.accumulated.layout()
+        buffer = exchange(layout, traced, num_microbatches, self._reducer)
+        if self._per_rank and traced is not None:
+            for table, rows in rank_rows(traced.accumulated.finish()).items():
                 self._write(table, step, rows, "rank_local")
+        kept, self._kept = self._kept, None
         if kept is not None and self._on_error == "raise":
             raise kept
-        return {} if result is None else self._report(step, result, traced, num_microbatches)
+        # Under "raise" every rank looks at the same result, so that all of them stop together.
+        if not self.writes and self._on_error != "raise":
+            return {}
+        num_ranks = self._reducer.num_ranks
+        found = merged_rows(layout, buffer, traced, expected=self._expected, num_ranks=num_ranks)
+        self._report(step, found, traced)
+        self._drain_losses(block=True)  # the transfer has just waited for everything before it
+        scalars = headline(found.tables)
+        if found.coverage is not None:
+            scalars["health/coverage"] = found.coverage
+        return {**scalars, "health/dropped": float(self.dropped)}
 
-    def _report(
-        self, step: int, result: TraceResult, traced: TracedStep | None, num_microbatches: int
-    ) -> dict[str, float]:
+    def _report(self, step: int, found: StepRows, traced: TracedStep | None = None) -> None:
+        """Write what a step gave and what is to be said about it; under "raise", raise its first problem."""
         began = time.perf_counter()
-        for table, rows in result.tables.items():
+        for table, rows in found.tables.items():
             self._write(table, step, rows)
-        self.errors += result.num_errors
-        events = list(result.events)
+        self.errors += found.num_errors
         if traced is not None:
             traced.seconds["write"] = time.perf_counter() - began
-            events.append(health.of_timing(traced.seconds, num_microbatches))
-        self._health(step, events)
-        if self._on_error == "raise" and result.problems:
-            raise result.problems[0]
-        self._drain_losses(block=True)  # the transfer has just waited for everything before it
-        found = headline(result.tables)
-        if result.coverage.ratio is not None:
-            found["health/coverage"] = result.coverage.ratio
-        return {**found, "health/dropped": float(self.dropped)}
-
-    def _probe(self, step: int, sink: TraceSink, meta: TraceMeta, per_token_loss: Tensor) -> dict[str, float]:
-        if not self.writes:
-            return {}  # every rank ran the same corpus; it counts once
-        isolate = self._on_error == "record"
-        promised = self._expected
-        result = reduce_probe(sink, meta, per_token_loss, self.corpus, expected=promised, isolate=isolate)
-        for table, rows in result.tables.items():
-            self._write(table, step, rows)
-        self.errors += result.num_errors
-        self._health(step, result.events)
-        if not isolate and result.problems:
-            raise result.problems[0]
-        return headline(result.tables)
-
-    def _abandon(self, why: str) -> None:
-        """Give up a traced step whose last microbatch never came; its rows would be partial."""
-        traced, self._open = self._open, None
-        assert traced is not None
-        detail = (
-            f"{traced.microbatches} of {traced.num_microbatches} microbatches of the step were traced, then "
-            f"{why}; no rows were written for it"
-        )
-        self._health(traced.step, [health.event("trace_incomplete", "critical", detail=detail)])
+            found.events.append(health.of_timing(traced.seconds, traced.num_microbatches))
+        self._health(step, found.events)
+        if self._on_error == "raise" and found.problems:
+            raise found.problems[0]
 
     def _write(self, table: str, step: int, rows: Iterable[RowDict], scope: Scope | None = None) -> None:
         if scope is None:
@@ -389,7 +331,7 @@ class ParquetCollector:
             scope = self._scope
         keys = {**self._context.keys(scope), "step": step, **self._clock.columns(step)}
         if whole := [{**keys, **row} for row in rows]:
-            append_rows(self._writer, table, whole)
+            self._writer.append_many(table, whole)
 
     def _health(self, step: int, events: Iterable[RowDict]) -> None:
         # Even a writer that raises must not reach the training loop through the report of an error.
@@ -399,3 +341,7 @@ class ParquetCollector:
             if self._on_error == "raise":
                 raise
             self.errors += 1
+
+
+ParquetCollector = Collector
+"""`Collector` under the name that says where its rows end: in Parquet, by way of the store's writer."""

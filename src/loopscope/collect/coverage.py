@@ -27,11 +27,6 @@ class Coverage:
         """seen / expected; None where nothing was promised."""
         return self.seen / self.expected if self.expected else None
 
-    @property
-    def complete(self) -> bool:
-        """Everything that was promised was seen, and nothing else."""
-        return not self.missing and not self.unexpected
-
     def detail(self) -> str:
         """JSON text for the health row, with positions."""
         found: dict[str, object] = {"seen": self.seen, "expected": self.expected}

@@ -1,198 +1,149 @@
-"""The two all-reduces of a traced step: one rank's partial vectors → every rank's, merged.
+"""Reduce: the two all-reduces of a traced step, and what the merged step says.
 
-Every rank calls `exchange` with the last microbatch of every traced step, whatever it saw: nothing, padding only,
-or an error. What it lacks is zero in the SUM buffer and the identity in the MAX buffer.
+Every rank calls `exchange` with the last microbatch of every traced step, whatever it saw: nothing, padding only, or an
+error. One rank goes the same way with a reducer that does nothing.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from loopscope.collect.accumulate import Entry, Key, Part, StepParts
-from loopscope.collect.global_layout import HEADER, GlobalLayout, Place
-from loopscope.collect.pairs import Pair
+from loopscope.collect import health
+from loopscope.collect.coverage import at_depth, compare
+from loopscope.collect.exchange_layout import ExchangeLayout
+from loopscope.collect.pairs import Key, describe_key
+from loopscope.collect.partials import StepPartials, pack, unpack
 from loopscope.collect.ranks import RankReducer
-from loopscope.metrics import EMPTY, seal_rank
+from loopscope.collect.rows import StepRows, broken_values, step_rows
+from loopscope.collect.traced_step import TracedStep
+from loopscope.errors import MetricInputError, TraceError
 from loopscope.trace import VisitSpec
 
-_STEP_SUMS = ("ranks", "failed_ranks", "unexpected", "sink_faults", "trace_bytes")
-_STEP_MAXIMA = ("num_stacks", "minus_num_stacks", "num_microbatches")
 
-
-@dataclass(kw_only=True, slots=True)
-class Local:
-    """What one rank brings along."""
-
-    num_microbatches: int
-    num_stacks: int | None = None
-    """R of this rank's step; None where the step failed before that was known."""
-    entries: dict[Key, Entry] = field(default_factory=dict)
-    failed: frozenset[Key] = frozenset()
-    sink_faults: int = 0
-    trace_bytes: int = 0
-    whole_step_failed: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Exchanged:
-    """All ranks together, on the host."""
-
-    parts: StepParts
-    num_stacks: int | None
-    """R of the step; None where no rank knew it, or ranks disagree."""
-    depth_differs: bool
-    """Ranks ran different R in one step: their rows cannot be merged."""
-    times_seen: dict[VisitSpec, int]
-    """Visit → microbatches × ranks that saw it."""
-    num_microbatches: int
-    failed_ranks: int
-    """Ranks whose whole step failed."""
-    unexpected: int
-    """Visits, over ranks, that nobody promised."""
-    sink_faults: int
-    trace_bytes: int
-    """Largest possible: over all ranks."""
-
-
-def exchange(layout: GlobalLayout, local: Local, reducer: RankReducer) -> tuple[Tensor, Tensor]:
+def exchange(
+    layout: ExchangeLayout, traced: TracedStep | None, num_microbatches: int, reducer: RankReducer
+) -> Tensor:
     """Fill both buffers and reduce them over ranks: exactly one SUM and one MAX, of fixed sizes. No sync.
 
+    Args:
+        layout: the same on every rank.
+        traced: this rank's step; None where it failed as a whole.
+        num_microbatches: of the step.
+        reducer: over the ranks that hold different tokens.
+
     Returns:
-        The reduced SUM and MAX buffers (float64), on the reducer's device.
+        The reduced buffers, as `unpack` takes them.
     """
+    nothing = partial(pack, layout, {}, reducer.device, num_microbatches=num_microbatches, failed=True)
     try:
-        buffers = _fill(layout, local, reducer.device)
-    except Exception:  # noqa: BLE001 - this rank must still take part, or the others wait for it forever
-        local = Local(num_microbatches=local.num_microbatches, whole_step_failed=True)
-        buffers = _fill(layout, local, reducer.device)
-    reducer.sum(buffers[0])
-    reducer.max(buffers[1])
-    return buffers
-
-
-def unpack(layout: GlobalLayout, sums: Tensor, maxima: Tensor) -> Exchanged:
-    """The one transfer to the host, and the buffers cut apart."""
-    host: NDArray[np.float64] = torch.cat([sums, maxima]).cpu().numpy()
-    sum_head = dict(zip(_STEP_SUMS, host, strict=False))
-    high, minus_low, num_microbatches = host[sums.numel() :][: len(_STEP_MAXIMA)]
-    host_sums, host_maxima = host[len(_STEP_SUMS) : sums.numel()], host[sums.numel() + len(_STEP_MAXIMA) :]
-    known = high > EMPTY / 10
-    differs = bool(known and high != -minus_low)
-    num_stacks = int(high) if known and not differs else None
-    visits: dict[VisitSpec, Part] = {}
-    pairs: dict[Pair, Part] = {}
-    failed: set[Key] = set()
-    times_seen: dict[VisitSpec, int] = {}
-    if num_stacks is not None:
-        visit_places, pair_places = layout.at(num_stacks)
-        for spec, place in visit_places.items():
-            part, failures = _part(place, host_sums, host_maxima, int(num_microbatches))
-            times_seen[spec] = int(host_sums[place.sum_start])
-            if failures:
-                failed.add(spec)
-            elif part is not None:
-                visits[spec] = part
-        for pair, place in pair_places.values():
-            part, failures = _part(place, host_sums, host_maxima, int(num_microbatches))
-            if failures:
-                failed.add(pair)
-            elif part is not None:
-                pairs[pair] = part
-    return Exchanged(
-        parts=StepParts(visits=visits, pairs=pairs, failed=frozenset(failed), extra=np.zeros(0)),
-        num_stacks=num_stacks,
-        depth_differs=differs,
-        times_seen=times_seen,
-        num_microbatches=int(num_microbatches),
-        failed_ranks=int(sum_head["failed_ranks"]),
-        unexpected=int(sum_head["unexpected"]),
-        sink_faults=int(sum_head["sink_faults"]),
-        trace_bytes=int(sum_head["trace_bytes"]),
-    )
-
-
-def _part(
-    place: Place, sums: NDArray[np.float64], maxima: NDArray[np.float64], num_microbatches: int
-) -> tuple[Part | None, int]:
-    seen, failures, sigmoid, selection_scores = sums[place.header]
-    if not seen:
-        return None, int(failures)
-    part = Part(
-        layout=place.layout,
-        sums=sums[place.sums],
-        maxima=maxima[place.maxima],
-        num_microbatches=min(int(seen), num_microbatches),
-        score_func="sigmoid" if sigmoid else "softmax",
-        score_space="selection_scores" if selection_scores else "logits",
-    )
-    return part, int(failures)
-
-
-def _fill(layout: GlobalLayout, local: Local, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Both buffers in the order of the layout."""
-    entries = {} if local.whole_step_failed else _by_place(layout, local)
-    failed = set() if local.whole_step_failed else _failed_places(layout, local)
-    promised = len(entries)
-    heads: list[float] = [
-        1.0,
-        float(local.whole_step_failed),
-        float(0 if local.whole_step_failed else len(local.entries) - promised),
-        float(local.sink_faults),
-        float(local.trace_bytes),
-    ]
-    for place in layout.places:
-        entry = entries.get(place.sum_start)
-        heads += [
-            float(entry.microbatches if entry else 0),
-            float(place.sum_start in failed),
-            float(entry is not None and entry.score_func == "sigmoid"),
-            float(entry is not None and entry.score_space == "selection_scores"),
-        ]
-    head = torch.tensor(heads, dtype=torch.float64, device=device)
-    depth = EMPTY if local.num_stacks is None or local.whole_step_failed else float(local.num_stacks)
-    minus_depth = EMPTY if depth == EMPTY else -depth
-    tops = [depth, minus_depth, float(local.num_microbatches)]
-    sum_pieces = [head[: len(_STEP_SUMS)]]
-    max_pieces = [torch.tensor(tops, dtype=torch.float64, device=device)]
-    start = len(_STEP_SUMS)
-    for place in layout.places:
-        sum_pieces.append(head[start : start + len(HEADER)])
-        start += len(HEADER)
-        entry = entries.get(place.sum_start)
-        if entry is None:
-            sum_pieces.append(head.new_zeros(place.layout.n_sum))
-            max_pieces.append(head.new_full((place.layout.n_max,), EMPTY))
+        if traced is None:
+            buffer = nothing()
         else:
-            sealed = seal_rank(entry.layout, entry.reduced) if entry.layout.kind == "visit" else entry.reduced
-            sum_pieces.append(sealed.sums)
-            max_pieces.append(sealed.maxima)
-    return torch.cat(sum_pieces), torch.cat(max_pieces)
+            own = traced.accumulated
+            buffer = pack(
+                layout,
+                own.partials,
+                reducer.device,
+                num_microbatches=num_microbatches,
+                num_stacks=traced.meta.num_stacks,
+                sink_faults=len(own.sink_faults),
+                trace_bytes=own.trace_bytes,
+            )
+    except Exception:
+        if reducer.num_ranks == 1:
+            raise
+        buffer = nothing()  # this rank must still take part, or the others wait for it forever
+    reducer.sum(buffer[: layout.n_sum])
+    reducer.max(buffer[layout.n_sum :])
+    return buffer
 
 
-def _by_place(layout: GlobalLayout, local: Local) -> dict[int, Entry]:
-    """Start of a place → this rank's entry. What has no place was not promised."""
-    if local.num_stacks is None:
-        return {}
-    visits, pairs = layout.at(local.num_stacks)
-    found: dict[int, Entry] = {}
-    for key, entry in local.entries.items():
-        place = visits.get(key) if isinstance(key, VisitSpec) else pairs.get(key.key, (None, None))[1]
-        if place is not None:
-            found[place.sum_start] = entry
+def merged_rows(
+    layout: ExchangeLayout,
+    buffer: Tensor,
+    traced: TracedStep | None,
+    *,
+    expected: Sequence[VisitSpec],
+    num_ranks: int,
+) -> StepRows:
+    """The rows of a step that all ranks have merged, after the one transfer, and what is to be said about it.
+
+    Args:
+        layout: that of `exchange`.
+        buffer: what `exchange` gave.
+        traced: this rank's own step, whose texts say more than counts; None where it failed as a whole.
+        expected: the promised visits, at the largest R; empty where nobody promises anything.
+        num_ranks: ranks that were merged.
+    """
+    began = time.perf_counter()
+    merged = unpack(layout, buffer)
+    found = step_rows(merged)
+    # A visit is covered where every microbatch of every rank saw it, and unexpected where any did.
+    promised = expected if merged.num_stacks is None else at_depth(expected, merged.num_stacks)
+    times = merged.num_microbatches * num_ranks
+    complete = {visit for visit, seen in merged.times_seen.items() if seen == times}
+    unexpected = merged.times_seen.keys() - set(promised) if promised else set()
+    coverage = compare(promised, complete | unexpected)
+    found.coverage = coverage.ratio
+    failures: dict[Key, str] = {} if traced is None else traced.accumulated.failures()
+    for key in merged.failed:
+        if key not in failures:
+            name = describe_key(key, merged.times_seen)
+            failures[key] = f"{name}: the reduction failed on at least one rank"
+    found.num_errors = len(failures)
+    wrong = list(_wrong(merged, [] if traced is None else traced.accumulated.sink_faults, num_ranks))
+    found.events = [
+        health.of_coverage(coverage, has_promise=bool(promised)),
+        *(health.event(name, "critical", count=count, detail=detail) for name, count, detail in wrong),
+        *health.of_failures(failures),
+        *health.of_faults(found.faults),
+    ]
+    residual = found.tables["residual"]
+    if residual and all(row.get("num_tokens") == 0 for row in residual):
+        found.events.append(health.event("no_valid_token", "warn", detail="valid is False everywhere"))
+    found.events.append(health.of_bytes(merged.counts["trace_bytes"]))
+    found.problems = list(broken_values(found))
+    if failures:
+        found.problems.append(MetricInputError("; ".join(failures.values())))
+    if wrong:
+        texts = (
+            f"the window is invalid: {text}" if name == "sink_fault" else text for name, _, text in wrong
+        )
+        found.problems.append(TraceError("; ".join(texts)))
+    if coverage.unexpected:
+        found.problems.append(
+            TraceError(
+                f"visits that nobody promised: {list(coverage.unexpected)}; expected only {coverage.expected} "
+                "visits. Make expected_visits from the configuration of the model that is being trained."
+            )
+        )
+    if traced is not None:
+        traced.seconds["finish"] = time.perf_counter() - began
     return found
 
 
-def _failed_places(layout: GlobalLayout, local: Local) -> set[int]:
-    if local.num_stacks is None:
-        return set()
-    visits, pairs = layout.at(local.num_stacks)
-    places = [
-        visits.get(key) if isinstance(key, VisitSpec) else pairs.get(key.key, (None, None))[1]
-        for key in local.failed
-    ]
-    return {place.sum_start for place in places if place is not None}
+def _wrong(
+    merged: StepPartials, own_sink_faults: Sequence[str], num_ranks: int
+) -> Iterator[tuple[str, int | None, str]]:
+    """(event, count, detail) of what is wrong with the step as a whole."""
+    if failed := merged.counts["failed_ranks"]:
+        yield (
+            "rank_failed",
+            failed,
+            f"the step failed on {failed} of {num_ranks} ranks; the rows lack their tokens",
+        )
+    if merged.depth_differs:
+        text = "ranks ran different numbers of loop steps; no rows were written, since they do not merge"
+        yield "depth_differs", None, text
+    if unexpected := merged.counts["unexpected"]:
+        text = "visits and pairs, over all ranks, that nobody promised; they are in no row"
+        yield "unexpected_visits", unexpected, text
+    for text in own_sink_faults:
+        yield "sink_fault", 1, text
+    if (others := merged.counts["sink_faults"] - len(own_sink_faults)) > 0:
+        text = "positions recorded twice, over the other ranks; the first point of each was kept"
+        yield "sink_fault", others, text

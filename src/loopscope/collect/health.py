@@ -18,6 +18,7 @@ from typing import Literal
 
 from loopscope.collect.context import RowDict
 from loopscope.collect.coverage import Coverage
+from loopscope.collect.pairs import Key, Pair
 from loopscope.metrics import Fault
 
 Severity = Literal["info", "warn", "critical"]
@@ -52,6 +53,19 @@ def of_coverage(coverage: Coverage, *, has_promise: bool = True, event_name: str
         severity = "critical"
     detail = coverage.detail() if has_promise else "no expected_visits were given, nothing to compare with"
     return event(event_name, severity, count=coverage.seen, value=coverage.ratio, detail=detail)
+
+
+def of_failures(failures: Mapping[Key, str]) -> list[RowDict]:
+    """One row per visit or pair whose reduction raised, with why."""
+    return [
+        event(
+            "visit_failed",
+            "critical",
+            detail=detail,
+            unrolled_pos=(key.target if isinstance(key, Pair) else key).unrolled_pos,
+        )
+        for key, detail in failures.items()
+    ]
 
 
 def of_faults(faults: Iterable[tuple[int, Fault]]) -> list[RowDict]:

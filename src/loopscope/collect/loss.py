@@ -13,9 +13,15 @@ from loopscope.trace import LossComponents
 
 
 @dataclass(frozen=True, slots=True)
-class LossExtras:
-    """What a trainer may know beside the six components; None where it does not."""
+class StepLoss:
+    """A step's loss on the host, merged over ranks; None where something is not known."""
 
+    step: int
+    loss: LossComponents
+    grad_norm: float | None = None
+    """Norm before clipping."""
+    lr: float | None = None
+    """Learning rate of the update."""
     task_loss_sum: float | None = None
     """Summed cross-entropy over the target tokens, in nats."""
     num_target_tokens: int | None = None
@@ -33,10 +39,9 @@ def check_step_order(step: int, last_step: int | None) -> None:
         )
 
 
-def loss_row(
-    loss: LossComponents, grad_norm: float | None, lr: float | None, extras: LossExtras
-) -> tuple[RowDict, list[RowDict]]:
+def loss_row(of: StepLoss) -> tuple[RowDict, list[RowDict]]:
     """The row without run-level keys, and the health rows it calls for (`closure`, `nonfinite_loss`)."""
+    loss = of.loss
     finished = finish_loss(
         task_loss=loss.task_loss,
         lb_loss=loss.lb_loss,
@@ -44,11 +49,11 @@ def loss_row(
         z_loss=loss.z_loss,
         z_loss_factor=loss.z_loss_factor,
         total_loss=loss.total_loss,
-        other_loss=extras.other_loss,
-        task_loss_sum=extras.task_loss_sum,
-        num_target_tokens=extras.num_target_tokens,
-        grad_norm=grad_norm,
-        lr=lr,
+        other_loss=of.other_loss,
+        task_loss_sum=of.task_loss_sum,
+        num_target_tokens=of.num_target_tokens,
+        grad_norm=of.grad_norm,
+        lr=of.lr,
     )
     events = []
     closure = finished.columns["closure_error"]

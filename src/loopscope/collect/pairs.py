@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from loopscope.catalog.rows import visit_label
 from loopscope.trace import TracePoint, VisitSpec
 
 PairKind = Literal["within_step", "step_boundary", "wrap", "from_input", "entry", "exit"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Pair:
-    """Two visits whose residuals are compared, `source` the earlier one."""
+    """Two visits whose residuals are compared, `source` the earlier one.
+
+    Pairs of one kind and the same positions are equal, whatever E and k of their visits: ranks mean the same one.
+    """
 
     kind: PairKind
     """What relates them."""
@@ -30,6 +34,12 @@ class Pair:
         """(kind, from_pos, to_pos): unique within a step."""
         return (self.kind, self.source.unrolled_pos, self.target.unrolled_pos)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Pair) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
     @property
     def same_layer(self) -> bool:
         """True where both are visits of one physical layer, so that their experts are the same experts."""
@@ -38,6 +48,10 @@ class Pair:
             and self.target.block == "loop"
             and self.source.layer_idx == self.target.layer_idx
         )
+
+
+Key = VisitSpec | Pair
+"""What partial vectors and rows belong to."""
 
 
 def spec_of(point: TracePoint) -> VisitSpec:
@@ -50,6 +64,20 @@ def spec_of(point: TracePoint) -> VisitSpec:
         num_experts=point.num_experts,
         top_k=point.top_k,
     )
+
+
+def describe_key(key: Key, visits: Collection[VisitSpec]) -> str:
+    """A visit or pair in words; `visits` are those of the step, which its head and its tail are counted in."""
+
+    def label(visit: VisitSpec) -> str:
+        before = sum(v.block == visit.block and v.unrolled_pos < visit.unrolled_pos for v in visits)
+        return visit_label(visit.block, visit.loop_step, visit.layer_idx, before)
+
+    if isinstance(key, VisitSpec):
+        return f"{label(key)} (unrolled_pos {key.unrolled_pos})"
+    source, target = key.source, key.target
+    positions = f"unrolled_pos {source.unrolled_pos} → {target.unrolled_pos}"
+    return f"{key.kind} pair {label(source)} → {label(target)} ({positions})"
 
 
 def loop_steps_executed(visits: Iterable[VisitSpec]) -> int:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from loopscope.catalog.registry import TABLES
 from loopscope.collect import health
 from loopscope.collect.context import RowDict
+from loopscope.collect.corpus_losses import ProbeCorpus, loss_rows
 from loopscope.collect.coverage import at_depth, compare
 from loopscope.collect.pairs import loop_steps_executed
 from loopscope.collect.probe_stream import LoopPair, ProbeWindow
-from loopscope.collect.rows import reasons, step_rows
-from loopscope.collect.step import broken_values
-from loopscope.collect.strata import ProbeCorpus, loss_rows
-from loopscope.errors import LoopscopeError, ProbeError
+from loopscope.collect.rows import StepRows, broken_values, reasons, step_rows
+from loopscope.errors import ProbeError
 from loopscope.metrics.null import Null
 from loopscope.metrics.probe.shared import COLUMNS, finish_shared
 from loopscope.trace import TraceMeta, TraceSink, VisitSpec
@@ -26,27 +25,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-_OF_ONE_BATCH = {
-    "maxvio_micro_mean": "maxvio_count",
-    "maxvio_rank_max": "maxvio_count",
-    "lb_loss_micro_mean": "lb_loss",
-}
-"""Columns about microbatches and ranks → the column they equal: a corpus is one batch, on one rank, however
-many forwards it took."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProbeResult:
-    """What one probe forward gives; rows without run-level keys."""
-
-    tables: dict[str, list[RowDict]]
-    """Table → rows."""
-    overlaps: list[float]
-    """Mean top-k overlap of every pair of loop steps of every physical layer."""
-    events: list[RowDict]
-    num_errors: int
-    problems: tuple[LoopscopeError, ...]
-    """What "raise" is loud about: broken values."""
+# Columns about microbatches and ranks: a corpus is one batch, on one rank, however many forwards it took.
+_OF_ONE_BATCH = {column.name: column.one_batch for column in TABLES["router"].columns if column.one_batch}
 
 
 def reduce_probe(
@@ -57,7 +37,7 @@ def reduce_probe(
     *,
     expected: Iterable[VisitSpec],
     isolate: bool,
-) -> ProbeResult:
+) -> StepRows:
     """Reduce one probe forward, with one transfer to the host.
 
     Args:
@@ -86,31 +66,28 @@ def reduce_probe(
         )
     corpus.check(per_token_loss.shape[0])
     window = ProbeWindow.of(sink, isolate=isolate)
-    seen, failures = window.stream.seen(), window.failures
-    parts = window.stream.finish(per_token_loss)
-    rows = step_rows(parts.steps)
+    accumulated = window.stream.accumulated
+    seen, failures = set(accumulated.visits), accumulated.failures()
+    partials, shared, losses = window.stream.finish(per_token_loss)
+    found = step_rows(partials)
     corpus_columns = corpus.columns()
-    router = [{**_of_one_batch(row), **corpus_columns} for row in rows.tables["router"]]
-    overlap = [{**row, **corpus_columns} for row in _overlap_rows(parts.shared, router)]
+    router = [{**_of_one_batch(row), **corpus_columns} for row in found.tables["router"]]
+    found.tables = {
+        "probe_router": router,
+        "probe_overlap": [{**row, **corpus_columns} for row in _overlap_rows(shared, router)],
+        "probe_loss": loss_rows(losses, corpus),
+    }
     promised = at_depth(expected, meta.num_stacks)
     coverage = compare(promised, seen)
-    events = [health.of_coverage(coverage, has_promise=bool(promised), event_name="probe_coverage")]
-    events += [health.event("sink_fault", "critical", detail=text, count=1) for text in window.faults]
-    if bad := int((~np.isfinite(parts.losses)).sum()):
-        detail = f"{bad} of {parts.losses.size} target tokens have a loss that is not finite"
-        events.append(health.event("nonfinite_probe_loss", "critical", count=bad, detail=detail))
-    overlaps = [row["topk_overlap"] for row in overlap]
-    return ProbeResult(
-        tables={
-            "probe_router": router,
-            "probe_overlap": overlap,
-            "probe_loss": loss_rows(parts.losses, corpus),
-        },
-        overlaps=[value for value in overlaps if isinstance(value, float)],
-        events=[*events, *failures.events, *health.of_faults(rows.faults)],
-        num_errors=failures.count,
-        problems=tuple(broken_values(rows)),
-    )
+    found.events = [health.of_coverage(coverage, has_promise=bool(promised), event_name="probe_coverage")]
+    found.events += [health.event("sink_fault", "critical", detail=text, count=1) for text in window.faults]
+    if bad := int((~np.isfinite(losses)).sum()):
+        detail = f"{bad} of {losses.size} target tokens have a loss that is not finite"
+        found.events.append(health.event("nonfinite_probe_loss", "critical", count=bad, detail=detail))
+    found.events += [*health.of_failures(failures), *health.of_faults(found.faults)]
+    found.num_errors = len(failures)
+    found.problems = list(broken_values(found))
+    return found
 
 
 def _of_one_batch(row: RowDict) -> RowDict:

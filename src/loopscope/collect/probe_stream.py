@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from loopscope.collect.accumulate import OnFailure, StepAccumulator, StepParts
+from loopscope.collect.accumulate import StepAccumulator
 from loopscope.collect.pairs import Pair, spec_of
-from loopscope.collect.step import Failures
+from loopscope.collect.partials import StepPartials
 from loopscope.metrics.probe.shared import shared_counts
 from loopscope.trace import StreamingWindow, TracePoint, TraceSink, VisitSpec
 
-
-class LoopPair(NamedTuple):
-    """Two visits of one physical layer of the loop, the earlier first."""
-
-    source: VisitSpec
-    target: VisitSpec
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProbeParts:
-    """One probe on the host."""
-
-    steps: StepParts
-    """Partial vectors of every visit; no pairs."""
-    shared: dict[LoopPair, NDArray[np.float64]]
-    """Tokens by number of shared experts [k + 1], per pair of loop steps of a layer."""
-    losses: NDArray[np.float64]
-    """Loss of every position that has a target [documents, S − 1]."""
+LoopPair = tuple[VisitSpec, VisitSpec]
+"""Two visits of one physical layer of the loop, the earlier first."""
 
 
 class ProbeStream:
@@ -41,21 +22,47 @@ class ProbeStream:
 
     Of the visits of a forward it keeps the chosen experts, as copies of two bytes each, until that forward is
     over: every later loop step of the layer is compared with them. That part alone grows with R.
+
+    Args:
+        isolate: a visit whose reduction raises costs its own row only.
     """
 
-    def __init__(self, on_failure: OnFailure | None = None) -> None:
-        self._on_failure = on_failure
-        self._accumulator = StepAccumulator()
+    def __init__(self, *, isolate: bool) -> None:
+        self.accumulated = StepAccumulator(isolate=isolate)
         self._earlier: dict[int, list[tuple[VisitSpec, Tensor]]] = {}
         self._shared: dict[LoopPair, Tensor] = {}
+
+    def finish(
+        self, per_token_loss: Tensor
+    ) -> tuple[StepPartials, dict[LoopPair, NDArray[np.float64]], NDArray[np.float64]]:
+        """Bring everything to the host in one transfer, and forget it.
+
+        Args:
+            per_token_loss: [B, S]; the last position has no target.
+
+        Returns:
+            Partial vectors of every visit; tokens by number of shared experts [k + 1] per pair of loop steps of a
+            layer; the loss of every position that has a target [documents, S − 1].
+        """
+        self.next_forward()
+        shared, self._shared = self._shared, {}
+        documents, length = per_token_loss.shape
+        # The last position is sliced off, which keeps a caller's filler out of every sum.
+        targets = per_token_loss[:, :-1].reshape(-1).double()
+        extra = torch.cat([counts.to(targets.device).double() for counts in shared.values()] + [targets])
+        partials = self.accumulated.finish(extra)
+        *by_pair, losses = np.split(
+            partials.extra, np.cumsum([len(counts) for counts in shared.values()], dtype=int)
+        )
+        return partials, dict(zip(shared, by_pair, strict=True)), losses.reshape(documents, length - 1)
 
     def add(self, point: TracePoint) -> None:
         """Reduce one visit.
 
         Raises:
-            MetricInputError: it breaks its contract, and there is no `on_failure`.
+            MetricInputError: it breaks its contract, without `isolate`.
         """
-        self._accumulator.add({point.unrolled_pos: point}, plan=_no_pairs, on_failure=self._on_failure)
+        self.accumulated.add({point.unrolled_pos: point}, plan=_no_pairs)
         spec = spec_of(point)
         if spec.block != "loop" or point.topk_idx is None:
             return
@@ -64,38 +71,14 @@ class ProbeStream:
         earlier = self._earlier.setdefault(spec.layer_idx, [])
         for source, before_NK in earlier:
             if before_NK.shape == chosen_NK.shape:
-                pair = LoopPair(source, spec)
                 counts = shared_counts(before_NK, chosen_NK)
-                self._shared[pair] = self._shared[pair] + counts if pair in self._shared else counts
+                known = self._shared.get((source, spec))
+                self._shared[source, spec] = counts if known is None else known + counts
         earlier.append((spec, chosen_NK))
 
     def next_forward(self) -> None:
-        """Other documents follow: forget the chosen experts of these."""
+        """Other documents follow, or none: forget the chosen experts of these."""
         self._earlier.clear()
-
-    def seen(self) -> set[VisitSpec]:
-        """The visits that were recorded."""
-        return set(self._accumulator.seen())
-
-    def finish(self, per_token_loss: Tensor) -> ProbeParts:
-        """Bring everything to the host in one transfer, and forget it.
-
-        Args:
-            per_token_loss: [B, S]; the last position has no target.
-        """
-        self._earlier.clear()
-        shared, self._shared = self._shared, {}
-        documents, length = per_token_loss.shape
-        # The last position is sliced off, which keeps a caller's filler out of every sum.
-        targets = per_token_loss[:, :-1].reshape(-1).double()
-        extra = torch.cat([counts.to(targets.device).double() for counts in shared.values()] + [targets])
-        parts = self._accumulator.finish(extra=extra)
-        found, start = {}, 0
-        for pair, counts in shared.items():
-            found[pair] = parts.extra[start : start + len(counts)]
-            start += len(counts)
-        losses = parts.extra[start:].reshape(documents, length - 1)
-        return ProbeParts(steps=parts, shared=found, losses=losses)
 
 
 class ProbeWindow(StreamingWindow):
@@ -106,12 +89,10 @@ class ProbeWindow(StreamingWindow):
         keep: False on a rank that writes nothing: visits are counted and dropped.
     """
 
-    __slots__ = ("failures", "stream")
+    __slots__ = ("stream",)
 
     def __init__(self, *, isolate: bool, keep: bool = True) -> None:
-        self.failures = Failures()
-        """Visits whose reduction raised."""
-        self.stream = ProbeStream(self.failures.keep if isolate else None)
+        self.stream = ProbeStream(isolate=isolate)
         super().__init__(self.stream.add if keep else _drop, self.stream.next_forward)
 
     @classmethod

@@ -15,34 +15,57 @@ class Pending(Protocol):
 
     def wait(self) -> Any:
         """Return when its result may be used (on an accelerator: may be used by the current stream)."""
-        ...
 
     def is_completed(self) -> bool:
         """True where `wait` would return at once."""
-        ...
 
 
 class RankReducer(Protocol):
     """Element-wise reductions over all ranks that saw different tokens. Every method is collective."""
 
-    device: torch.device
-    """Where the buffers live."""
-    num_ranks: int
-    """Number of ranks that are reduced over."""
-    is_writer: bool
-    """True on the one rank that writes the rows."""
+    @property
+    def device(self) -> torch.device | None:
+        """Where the buffers live; None: where the vectors are."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks that are reduced over."""
+
+    @property
+    def is_writer(self) -> bool:
+        """True on the one rank that writes the rows."""
 
     def sum(self, buffer: Float64[Tensor, " n"]) -> None:
         """Replace `buffer` by its sum over ranks."""
-        ...
 
     def max(self, buffer: Float64[Tensor, " n"]) -> None:
         """Replace `buffer` by its maximum over ranks."""
-        ...
 
     def start_sum(self, buffer: Float64[Tensor, " n"]) -> Pending:
         """Begin to replace `buffer` by its sum over ranks, without waiting."""
-        ...
+
+
+class LocalReducer:
+    """`RankReducer` of a rank that merges with no other: it does nothing."""
+
+    device, num_ranks, is_writer = None, 1, True
+
+    def sum(self, buffer: Tensor) -> None:
+        """See `RankReducer`."""
+
+    def max(self, buffer: Tensor) -> None:
+        """See `RankReducer`."""
+
+    def start_sum(self, buffer: Tensor) -> Pending:
+        """See `RankReducer`."""
+        return self
+
+    def wait(self) -> None:
+        """See `Pending`."""
+
+    def is_completed(self) -> bool:
+        """See `Pending`."""
+        return True
 
 
 class GroupReducer:

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 from loopscope.collect.accumulate import StepAccumulator
 from loopscope.collect.context import RowDict
-from loopscope.collect.rows import step_rows
+from loopscope.collect.rows import broken_values, step_rows
 from loopscope.errors import TraceError
-from loopscope.metrics import raise_fatal
 from loopscope.trace import TraceMeta, TraceSink
 
 if TYPE_CHECKING:
@@ -45,6 +44,6 @@ def reduce_trace(
     accumulator = StepAccumulator()
     accumulator.add(sink, valid)
     rows = step_rows(accumulator.finish())
-    for position, fault in rows.faults:
-        raise_fatal([fault], f"unrolled_pos {position}")
+    for error in broken_values(rows):
+        raise error
     return rows.tables

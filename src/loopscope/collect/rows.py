@@ -1,4 +1,4 @@
-"""Host phase: the parts of one step → rows of the tables router, residual and transition.
+"""Host phase: one step's merged partial vectors → rows of the tables router, residual and transition.
 
 All visits (and pairs) of one layout are finished together as arrays; rows are made from the columns at the end.
 """
@@ -6,162 +6,171 @@ All visits (and pairs) of one layout are finished together as arrays; rows are m
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loopscope.catalog.registry import TABLES
-from loopscope.collect.accumulate import Key, Part, StepParts
 from loopscope.collect.context import RowDict
-from loopscope.collect.pairs import Pair, loop_steps_executed
-from loopscope.metrics import Fault, FinishedColumns, Layout, finish_pairs, finish_visits
+from loopscope.collect.pairs import Key, Pair, loop_steps_executed
+from loopscope.collect.partials import PartialGroup, StepPartials
+from loopscope.errors import LoopscopeError, MetricInputError
+from loopscope.metrics import Fault, FinishedColumns, finish_pairs, finish_visits
 from loopscope.trace import VisitSpec
 
-TRACE_TABLES = ("router", "residual", "transition")
 
-K = TypeVar("K", VisitSpec, Pair)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepRows:
-    """The rows of one traced step, without run-level keys, and what was wrong with the input."""
+    """What one traced step or probe gives: rows without run-level keys, and what is to be said about them."""
 
     tables: dict[str, list[RowDict]]
     """Table → rows in order of depth."""
     faults: list[tuple[int, Fault]] = field(default_factory=list)
     """(unrolled_pos, fault) of every visit whose values broke the contract or were not finite."""
+    coverage: float | None = None
+    """Share of the promised visits that was seen; None where nothing was promised."""
+    events: list[RowDict] = field(default_factory=list)
+    """Health rows."""
+    num_errors: int = 0
+    """Exceptions that were kept from the training loop."""
+    problems: list[LoopscopeError] = field(default_factory=list)
+    """What "raise" is loud about."""
 
 
-def step_rows(parts: StepParts) -> StepRows:
+def step_rows(partials: StepPartials) -> StepRows:
     """Finish every visit and pair.
 
     A visit or pair whose reduction failed gets its row too: keys, and every metric null for the reason
     `failed`. So does a router row whose input broke the contract (a fatal fault): its numbers would look
     plausible and be wrong.
     """
-    seen = [*parts.visits, *(key for key in parts.failed if isinstance(key, VisitSpec))]
-    num_loop_steps = loop_steps_executed(seen)
-    router: dict[VisitSpec, RowDict] = {}
-    residual: dict[VisitSpec, RowDict] = {}
-    transition: dict[Pair, RowDict] = {}
-    counts: dict[VisitSpec, NDArray[np.float64]] = {}
+    seen = [key for group in partials.groups for key in group.keys] + partials.failed
+    num_loop_steps = loop_steps_executed(key for key in seen if isinstance(key, VisitSpec))
+    tables: dict[str, list[RowDict]] = {"router": [], "residual": [], "transition": []}
+    counts: dict[Key, NDArray[np.float64]] = {}
     faults: list[tuple[int, Fault]] = []
-    for layout, specs, group in _by_layout(parts.visits):
-        done = finish_visits(layout, *_stacked(group), score_funcs=[part.score_func for part in group])
-        broken = {index for index, fault in done.faults if fault.fatal}
-        faults += [(specs[index].unrolled_pos, fault) for index, fault in done.faults]
-        residual_columns, router_columns = _rows(done.residual), _rows(done.router)
-        for index, (spec, part) in enumerate(zip(specs, group, strict=True)):
-            keys = _visit_keys(spec, num_loop_steps)
-            keys["num_tokens"] = done.num_tokens[index]
-            keys["num_microbatches"] = part.num_microbatches
-            if done.router is None or done.counts is None:
-                residual[spec] = {**keys, **residual_columns[index]}
-                continue
-            keys["score_func"] = part.score_func
-            residual[spec] = {**keys, **residual_columns[index]}
-            keys["score_space"] = part.score_space
-            metrics = failed_columns("router") if index in broken else router_columns[index]
-            router[spec] = {**keys, **metrics}
-            counts[spec] = done.counts[index]
-    for layout, pairs, group in _by_layout(parts.pairs):
-        sides: dict[str, Any] = {}
-        if layout.num_experts:
-            unknown = np.full(layout.num_experts, np.nan)
-            sides["from_count"] = np.stack([counts.get(pair.source, unknown) for pair in pairs])
-            sides["to_count"] = np.stack([counts.get(pair.target, unknown) for pair in pairs])
-        finished = finish_pairs(layout, *_stacked(group), **sides)
-        faults += [(pairs[index].target.unrolled_pos, fault) for index, fault in finished.faults]
-        for index, (pair, part, row) in enumerate(zip(pairs, group, _rows(finished.transition), strict=True)):
-            transition[pair] = {
-                **_pair_keys(pair, num_loop_steps),
-                "num_tokens": finished.num_tokens[index],
-                "num_microbatches": part.num_microbatches,
-                **row,
-            }
-    for key in parts.failed:
+    for group in partials.groups:
+        if group.layout.kind == "visit":
+            _add_visits(group, num_loop_steps, tables, counts, faults)
+    for group in partials.groups:
+        if group.layout.kind != "visit":
+            _add_pairs(group, num_loop_steps, tables, counts, faults)
+    for key in partials.failed:
+        keys = {name: values[0] for name, values in _keys([key], num_loop_steps).items()}
         if isinstance(key, Pair):
-            transition[key] = {**_pair_keys(key, num_loop_steps), **failed_columns("transition")}
+            tables["transition"].append({**keys, **failed_columns("transition")})
             continue
-        residual[key] = {**_visit_keys(key, num_loop_steps), **failed_columns("residual")}
+        tables["residual"].append({**keys, **failed_columns("residual")})
         if key.num_experts:
-            router[key] = {**_visit_keys(key, num_loop_steps), **failed_columns("router")}
-    by_depth = sorted(transition, key=lambda pair: (pair.target.unrolled_pos, pair.kind))
-    tables = {
-        "router": [router[spec] for spec in sorted(router)],
-        "residual": [residual[spec] for spec in sorted(residual)],
-        "transition": [transition[pair] for pair in by_depth],
-    }
-    return StepRows(tables, sorted(faults, key=lambda each: each[0]))
+            tables["router"].append({**keys, **failed_columns("router")})
+    for table, rows in tables.items():
+        rows.sort(key=itemgetter("to_pos", "kind") if table == "transition" else itemgetter("unrolled_pos"))
+    return StepRows(tables, sorted(faults, key=itemgetter(0)))
 
 
-def _by_layout(parts: Mapping[K, Part]) -> Iterator[tuple[Layout, list[K], list[Part]]]:
-    groups: dict[Layout, list[K]] = {}
-    for key, part in parts.items():
-        groups.setdefault(part.layout, []).append(key)
-    for layout, keys in groups.items():
-        yield layout, keys, [parts[key] for key in keys]
+def _add_visits(
+    group: PartialGroup,
+    num_loop_steps: int,
+    tables: Mapping[str, list[RowDict]],
+    counts: dict[Key, NDArray[np.float64]],
+    faults: list[tuple[int, Fault]],
+) -> None:
+    done = finish_visits(group.layout, group.sums, group.maxima, score_funcs=group.score_funcs)
+    keys = _keys(group.keys, num_loop_steps)
+    keys |= {"num_tokens": done.num_tokens, "num_microbatches": group.num_microbatches}
+    faults += [(keys["unrolled_pos"][index], fault) for index, fault in done.faults]
+    if done.router is not None and done.counts is not None:
+        keys["score_func"] = group.score_funcs
+        router = _rows({**keys, "score_space": group.score_spaces}, done.router)
+        for index in {index for index, fault in done.faults if fault.fatal}:
+            router[index] |= failed_columns("router")
+        tables["router"].extend(router)
+        counts.update(zip(group.keys, done.counts, strict=True))
+    tables["residual"].extend(_rows(keys, done.residual))
 
 
-def _stacked(group: Iterable[Part]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    group = list(group)
-    return np.stack([part.sums for part in group]), np.stack([part.maxima for part in group])
+def _add_pairs(
+    group: PartialGroup,
+    num_loop_steps: int,
+    tables: Mapping[str, list[RowDict]],
+    counts: Mapping[Key, NDArray[np.float64]],
+    faults: list[tuple[int, Fault]],
+) -> None:
+    sides = {}
+    if group.layout.num_experts:
+        unknown = np.full(group.layout.num_experts, np.nan)
+        for name in ("source", "target"):
+            sides[name] = np.stack([counts.get(getattr(pair, name), unknown) for pair in group.keys])
+    done = finish_pairs(
+        group.layout, group.sums, group.maxima, from_count=sides.get("source"), to_count=sides.get("target")
+    )
+    keys = _keys(group.keys, num_loop_steps)
+    keys |= {"num_tokens": done.num_tokens, "num_microbatches": group.num_microbatches}
+    faults += [(keys["to_pos"][index], fault) for index, fault in done.faults]
+    tables["transition"].extend(_rows(keys, done.transition))
 
 
-def _rows(columns: FinishedColumns | None) -> list[RowDict]:
-    """Metric columns and `null_reasons` as one dict per row."""
-    if columns is None:
-        return []
-    names = (*columns.values, "null_reasons")
+def _rows(keys: Mapping[str, Sequence[Any]], columns: FinishedColumns) -> list[RowDict]:
+    """Key columns, metric columns and `null_reasons` as one dict per row."""
     texts: dict[int, str | None] = {}
     for nulls in columns.nulls:  # rows with the same nulls share one object
         if id(nulls) not in texts:
             texts[id(nulls)] = reasons(nulls)
+    names = (*keys, *columns.values, "null_reasons")
     said = [texts[id(nulls)] for nulls in columns.nulls]
-    return [
-        dict(zip(names, values, strict=True)) for values in zip(*columns.values.values(), said, strict=True)
-    ]
+    rows = zip(*keys.values(), *columns.values.values(), said, strict=True)
+    return [dict(zip(names, values, strict=True)) for values in rows]
 
 
-def _visit_keys(spec: VisitSpec, num_loop_steps: int) -> RowDict:
+def _keys(keys: Sequence[Key], num_loop_steps: int) -> dict[str, Sequence[Any]]:
+    """Key columns of visits, or of pairs."""
+    if isinstance(keys[0], Pair):
+        pairs = [key for key in keys if isinstance(key, Pair)]
+        first, second = _keys([p.source for p in pairs], 0), _keys([p.target for p in pairs], 0)
+        return {
+            "kind": [pair.kind for pair in pairs],
+            "from_pos": first["unrolled_pos"],
+            "to_pos": second["unrolled_pos"],
+            "from_loop_step": first["loop_step"],
+            "to_loop_step": second["loop_step"],
+            "from_layer_idx": first["layer_idx"],
+            "to_layer_idx": second["layer_idx"],
+            "num_loop_steps": [num_loop_steps] * len(pairs),
+        }
+    visits = [key for key in keys if isinstance(key, VisitSpec)]
     return {
-        "block": spec.block,
-        "unrolled_pos": spec.unrolled_pos,
-        "loop_step": _in_loop(spec, spec.loop_step),
-        "layer_idx": _in_loop(spec, spec.layer_idx),
-        "num_loop_steps": num_loop_steps,
-        "num_experts": spec.num_experts,
-        "top_k": spec.top_k,
+        "block": [visit.block for visit in visits],
+        "unrolled_pos": [visit.unrolled_pos for visit in visits],
+        # Outside the loop a TracePoint carries 0/0, which is no coordinate.
+        "loop_step": [visit.loop_step if visit.block == "loop" else None for visit in visits],
+        "layer_idx": [visit.layer_idx if visit.block == "loop" else None for visit in visits],
+        "num_loop_steps": [num_loop_steps] * len(visits),
+        "num_experts": [visit.num_experts for visit in visits],
+        "top_k": [visit.top_k for visit in visits],
     }
 
 
-def _pair_keys(pair: Pair, num_loop_steps: int) -> RowDict:
-    source, target = pair.source, pair.target
-    return {
-        "kind": pair.kind,
-        "from_pos": source.unrolled_pos,
-        "to_pos": target.unrolled_pos,
-        "from_loop_step": _in_loop(source, source.loop_step),
-        "to_loop_step": _in_loop(target, target.loop_step),
-        "from_layer_idx": _in_loop(source, source.layer_idx),
-        "to_layer_idx": _in_loop(target, target.layer_idx),
-        "num_loop_steps": num_loop_steps,
-    }
+def broken_values(rows: StepRows) -> Iterator[MetricInputError]:
+    """An error per visit whose values break the contract."""
+    for position, fault in rows.faults:
+        if fault.fatal:
+            yield MetricInputError(f"unrolled_pos {position}: {fault.message}")
 
 
-def counts_only(row: RowDict) -> RowDict:
-    """A rank-local router row beside a global one: of the list columns it keeps the counts."""
-    lists = [name for name, value in row.items() if isinstance(value, list) and name != "expert_count"]
-    nulls = {**_reasons_of(row), **dict.fromkeys(lists, "absent:rank-local rows keep counts only")}
-    return {**row, **dict.fromkeys(lists), "null_reasons": reasons(nulls)}
-
-
-def _reasons_of(row: RowDict) -> dict[str, str]:
-    text = row["null_reasons"]
-    return dict(json.loads(text)) if isinstance(text, str) else {}
+def rank_rows(partials: StepPartials) -> dict[str, list[RowDict]]:
+    """One rank's rows beside global ones: table → rows. Of its lists a router row keeps the counts."""
+    tables = step_rows(partials).tables
+    for row in tables["router"]:
+        lists = [name for name, value in row.items() if isinstance(value, list) and name != "expert_count"]
+        text = row["null_reasons"]
+        nulls = json.loads(text) if isinstance(text, str) else {}
+        nulls |= dict.fromkeys(lists, "absent:rank-local rows keep counts only")
+        row |= {**dict.fromkeys(lists), "null_reasons": reasons(nulls)}
+    return tables
 
 
 def failed_columns(table: str) -> RowDict:
@@ -173,20 +182,3 @@ def failed_columns(table: str) -> RowDict:
 def reasons(nulls: Mapping[str, str]) -> str | None:
     """The `null_reasons` column: a JSON object in text, null where nothing is missing."""
     return json.dumps(nulls, separators=(",", ":"), sort_keys=True) if nulls else None
-
-
-def describe_key(key: Key) -> str:
-    """A visit or pair in words, for error messages."""
-    if isinstance(key, Pair):
-        return f"{key.kind} pair {key.source.unrolled_pos} → {key.target.unrolled_pos}"
-    return f"visit at unrolled_pos {key.unrolled_pos}"
-
-
-def positions(keys: Iterable[VisitSpec]) -> list[int]:
-    """The depths of visits, in order."""
-    return sorted(key.unrolled_pos for key in keys)
-
-
-def _in_loop(spec: VisitSpec, index: int) -> int | None:
-    # Outside the loop a TracePoint carries 0/0, which is no coordinate.
-    return index if spec.block == "loop" else None

@@ -1,44 +1,8 @@
-"""What a collector writes to, and an in-memory twin of it for tests and notebooks."""
+"""Writers without a disk: rows in memory for tests and notebooks, and none at all."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
-
-
-@runtime_checkable
-class RowWriter(Protocol):
-    """Takes rows as dictionaries of plain Python values; keys that are missing are null.
-
-    A writer may also have ``append_many(table, rows)``: the rows of one table and step then come in one call.
-    """
-
-    def append(self, table: str, row: Mapping[str, object]) -> None:
-        """Add one row."""
-        ...
-
-    def flush(self, durable: bool = False) -> None:
-        """Hand what is buffered to the operating system; to the disk as well where `durable`."""
-        ...
-
-    def close(self) -> None:
-        """Write everything and stop. A second call does nothing."""
-        ...
-
-    @property
-    def dropped(self) -> int:
-        """Rows that could not be written so far."""
-        ...
-
-
-def append_rows(writer: RowWriter, table: str, rows: Sequence[Mapping[str, object]]) -> None:
-    """Add rows of one table; at once where the writer has `append_many`, which spares a system call per row."""
-    append_many = getattr(writer, "append_many", None)
-    if append_many is not None:
-        append_many(table, rows)
-        return
-    for row in rows:
-        writer.append(table, row)
 
 
 class MemoryWriter:
@@ -48,7 +12,7 @@ class MemoryWriter:
         self.tables: dict[str, list[dict[str, object]]] = {}
         self.closed = False
         self.flushes = 0
-        self.dropped = 0
+        self.dropped = self.fsync_failures = 0
 
     def append(self, table: str, row: Mapping[str, object]) -> None:
         """Keep a copy of the row."""
@@ -79,7 +43,7 @@ class MemoryWriter:
 class NullWriter:
     """Takes rows and drops them: for ranks that only take part in the reductions."""
 
-    dropped = 0
+    dropped = fsync_failures = 0
 
     def append(self, table: str, row: Mapping[str, object]) -> None:
         """Drop the row."""

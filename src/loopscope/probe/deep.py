@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from loopscope.collect import ParquetCollector
+from loopscope.collect import Collector
 from loopscope.errors import ConfigError, ProbeError, TraceError
 from loopscope.probe.deep_perturbation import Perturbations
 from loopscope.probe.deep_readout import Readouts
@@ -63,7 +63,7 @@ class DeepResult:
     chosen: Chosen
     """`unrolled_pos` → chosen experts [D, S, k]: what the next probe's saturation is measured against."""
 
-    def record(self, collector: ParquetCollector, step: int) -> None:
+    def record(self, collector: Collector, step: int) -> None:
         """Write the rows, and a health row for each measurement that was left out."""
         collector.record_rows(step, self.tables)
         for text in self.skipped:

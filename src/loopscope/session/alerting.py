@@ -6,15 +6,15 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from loopscope.alerts import AlertConfig, AlertingWriter, NoticeSink, Past, history
-from loopscope.collect import RowContext, RowWriter
+from loopscope.alerts import AlertConfig, AlertObserver, NoticeSink, Past, history
+from loopscope.collect import ObservedWriter, RowContext, RowWriter
 from loopscope.session.config import LoopscopeConfig
 from loopscope.store import RunReader, RunStore
 
 _log = logging.getLogger("loopscope.alerts")
 
 
-def alerting_writer(
+def alert_observer(
     writer: RowWriter,
     store: RunStore,
     config: LoopscopeConfig,
@@ -22,11 +22,11 @@ def alerting_writer(
     sinks: Mapping[str, NoticeSink],
     context: RowContext,
     parent_attempt: int | None,
-) -> AlertingWriter:
+) -> AlertObserver:
     """The rules beside an attempt, in the state in which the attempt that it goes on with left them.
 
     Args:
-        writer: takes the rows.
+        writer: the store's, which takes the alerts' own rows.
         store: the run.
         config: of the run.
         sinks: name → what delivers a notice.
@@ -43,7 +43,7 @@ def alerting_writer(
             if config.on_error == "raise":
                 raise
             unread = f"{type(error).__name__}: {error}"
-    alerting = AlertingWriter(
+    alerts = AlertObserver(
         writer,
         sinks=sinks if speaks else {},
         config=config.alerts,
@@ -57,8 +57,8 @@ def alerting_writer(
         scope = {"rank": context.rank, "world_size": context.world_size, "aggregation_scope": "rank_local"}
         event = {"event": "alerts_without_past", "severity": "warn", "detail": unread}
         step = next(a.first_step for a in store.manifest.attempts if a.attempt == context.attempt)
-        alerting.append("health", {"step": step, **scope, **event})
-    return alerting
+        ObservedWriter(writer, [alerts]).append("health", {"step": step, **scope, **event})
+    return alerts
 
 
 def with_alerts(configuration: Mapping[str, Any], alerts: AlertConfig) -> dict[str, object]:

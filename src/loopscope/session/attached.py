@@ -18,7 +18,7 @@ from loopscope.trace import LossComponents, TraceMeta
 if TYPE_CHECKING:
     from loopscope.capture.adapter import Adapter, Recording
     from loopscope.capture.settings import RunSettings
-    from loopscope.collect import ParquetCollector
+    from loopscope.collect import Collector
     from loopscope.session.config import LoopscopeConfig
 
 _ATTACHED: set[int] = set()
@@ -126,7 +126,7 @@ class Attachment:
     # -- for the training loop --------------------------------------------------------------------------------------
 
     @property
-    def collector(self) -> ParquetCollector:
+    def collector(self) -> Collector:
         """The run's collector. TraceError before `open`."""
         if self._session.collector is None:
             raise TraceError(

@@ -10,7 +10,7 @@ from loopscope.capture.spec import enclosing
 if TYPE_CHECKING:
     from loopscope.capture.adapter import Adapter
     from loopscope.capture.reducers import Reduce
-    from loopscope.collect import ParquetCollector
+    from loopscope.collect import Collector
     from loopscope.trace import TracePoint
 
 
@@ -35,9 +35,7 @@ class CustomMetrics:
                     (enclosing(name, blocks) or name, bound.factory.name, bound.build(context))
                 )
 
-    def run(
-        self, collector: ParquetCollector, step: int, points: list[TracePoint], blocks: list[str]
-    ) -> None:
+    def run(self, collector: Collector, step: int, points: list[TracePoint], blocks: list[str]) -> None:
         """One health row ``custom:NAME.KEY`` per visit and value; every rank comes here in the same order."""
         for block, name, reduce in self._reducers:
             for point, owner in zip(points, blocks, strict=True):

@@ -11,15 +11,17 @@ from typing import Any, ClassVar, TypeVar
 import loopscope
 from loopscope.alerts import NoticeSink
 from loopscope.collect import (
+    Collector,
     NullWriter,
-    ParquetCollector,
+    ObservedWriter,
     ProbeCorpus,
     RankReducer,
     RowContext,
+    RowObserver,
     RowWriter,
 )
 from loopscope.errors import CheckpointMismatchError, TraceError
-from loopscope.session.alerting import alerting_writer, with_alerts
+from loopscope.session.alerting import alert_observer, with_alerts
 from loopscope.session.config import LoopscopeConfig
 from loopscope.session.protocols import Decide, Encoded, TracedModel
 from loopscope.session.schedule import is_probe_step, is_trace_step
@@ -27,7 +29,7 @@ from loopscope.store import RunStore
 from loopscope.store.attempts import read_attempts
 from loopscope.store.mirror.address import refuse_mirror
 from loopscope.trace import TraceMeta, VisitSpec
-from loopscope.trackers import TrackerStart, TrackingWriter, start_trackers
+from loopscope.trackers import TrackerObserver, TrackerStart, start_trackers
 
 T = TypeVar("T")
 
@@ -53,11 +55,11 @@ class Loopscope:
 
     def __init__(self, config: LoopscopeConfig) -> None:
         self.config = config
-        self.collector: ParquetCollector | None = None
+        self.collector: Collector | None = None
         """None until `begin_attempt`."""
         self.attempt: int | None = None
         """Number of this attempt; None until `begin_attempt`."""
-        self.trackers: TrackingWriter | None = None
+        self.trackers: TrackerObserver | None = None
         """The trackers, on the rank that writes to them; None elsewhere, and where there are none."""
         self._shared_trackers: Mapping[str, Any] = {}
         self._sinks: Mapping[str, NoticeSink] = {}
@@ -154,7 +156,7 @@ class Loopscope:
 
     def begin_attempt(
         self, *, first_step: int = 1, parent_run_id: str | None = None, parent_attempt: int | None = None
-    ) -> ParquetCollector:
+    ) -> Collector:
         """Claim the next attempt and make the collector. Collective where there is more than one rank.
 
         Args:
@@ -201,16 +203,21 @@ class Loopscope:
             if self.config.mirror and self._rank:
                 # Rank 0 copies the run, but cannot know when the others have closed.
                 store.mirror_to(self.config.mirror, only=writer.name)
-        alerting = None
+        alerts = None
         if writes and self.config.alerts.enabled:
-            # The rules read the rows on their way to the store; an alert is a health row and a log line.
-            writer = alerting = alerting_writer(
+            # The rules read the rows that were written; an alert is a health row and a log line.
+            alerts = alert_observer(
                 writer, store, self.config, sinks=self._sinks, context=context, parent_attempt=own_parent
             )
-        writer = self._tracked(writer, context, first_step)
-        if alerting is not None and self.trackers is not None:
-            alerting.add_sinks({tracker.name: tracker.alert for tracker in self.trackers.trackers})
-        self.collector = ParquetCollector(
+        judged: list[RowObserver] = [] if alerts is None else [alerts]
+        self._start_trackers(ObservedWriter(writer, judged), context, first_step)
+        if self.trackers is not None:
+            if alerts is not None:
+                alerts.add_sinks({tracker.name: tracker.alert for tracker in self.trackers.trackers})
+            writer = ObservedWriter(writer, [*judged, self.trackers], timed={"trackers": self.trackers})
+        elif judged:
+            writer = ObservedWriter(writer, judged)
+        self.collector = Collector(
             writer,
             context=context,
             expected_visits=self._expected,
@@ -221,7 +228,7 @@ class Loopscope:
         )
         return self.collector
 
-    def start(self, model: TracedModel) -> ParquetCollector:
+    def start(self, model: TracedModel) -> Collector:
         """`open` and `begin_attempt` in one, for a single process that starts at step 1."""
         self.open(expected_visits=model.expected_visits(), meta=model.trace_meta())
         return self.begin_attempt()
@@ -264,10 +271,10 @@ class Loopscope:
     ) -> None:
         self.close()
 
-    def _tracked(self, writer: RowWriter, context: RowContext, first_step: int) -> RowWriter:
-        """`writer` with the trackers beside it. Collective: one that may not fail stops every rank."""
+    def _start_trackers(self, writer: RowWriter, context: RowContext, first_step: int) -> None:
+        """Start the trackers, whose own rows go to `writer`. Collective: one that may not fail stops every rank."""
         if not self.config.trackers:
-            return writer
+            return
         begin = TrackerStart(
             run_id=context.run_id,
             run_name=self.config.name,
@@ -279,8 +286,7 @@ class Loopscope:
         )
 
         def start() -> bool:
-            self.trackers = TrackingWriter(
-                writer,
+            self.trackers = TrackerObserver(
                 lambda tell: start_trackers(
                     self.config.trackers,
                     begin,
@@ -288,6 +294,8 @@ class Loopscope:
                     on_error=self.config.on_error,
                     tell=tell,
                 ),
+                write=lambda row: writer.append("health", row),
+                dropped=lambda: writer.dropped,
                 keys={
                     **context.keys("rank_local" if self._reducer is None else "global"),
                     "step": first_step,
@@ -298,7 +306,6 @@ class Loopscope:
             return True
 
         self._decide(start)  # rank 0 alone: it writes the rows of the run
-        return self.trackers or writer
 
     def _opened(self) -> RunStore:
         if self._store is None:

@@ -2,19 +2,19 @@
 
 ::
 
-    rows on their way to the store ── TrackingWriter ──► store, untouched
-                                          │ of each step: scalars, table of visits
-                                          ▼
-                                     GuardedTracker (failures, key budget) ──► one file in `backends/`
+    rows that were written ──► TrackerObserver
+                                    │ of each step: scalars, table of visits
+                                    ▼
+                               GuardedTracker (failures, key budget) ──► one file in `backends/`
 
 A new tracker is one file in `backends/`, or an entry point of the group `loopscope.trackers`.
 """
 
 from loopscope.trackers.budget import KEY_LIMIT, KeyBudget
 from loopscope.trackers.guard import GuardedTracker
+from loopscope.trackers.observer import TrackerObserver
 from loopscope.trackers.protocol import StepValues, Tracker, TrackerStart, VisitTable
 from loopscope.trackers.registry import check_trackers, known_trackers, start_trackers
-from loopscope.trackers.writer import TrackerObserver, TrackingWriter
 
 __all__ = [
     "KEY_LIMIT",
@@ -24,7 +24,6 @@ __all__ = [
     "Tracker",
     "TrackerObserver",
     "TrackerStart",
-    "TrackingWriter",
     "VisitTable",
     "check_trackers",
     "known_trackers",

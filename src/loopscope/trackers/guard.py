@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Literal, Protocol
 
 from loopscope.alerts import AlertNotice
-from loopscope.collect.faults import describe
+from loopscope.collect.error_text import describe
 from loopscope.trackers.budget import KeyBudget
 from loopscope.trackers.protocol import StepValues, Tracker
 from loopscope.trackers.scalars import CORE_KEYS

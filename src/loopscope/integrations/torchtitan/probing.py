@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from loopscope.collect import ParquetCollector
-from loopscope.collect.faults import describe
+from loopscope.collect import Collector
+from loopscope.collect.error_text import describe
 from loopscope.integrations.torchtitan.options import LoopscopeOptions
 from loopscope.probe import EncodedCorpus, load_corpus
 from loopscope.probe.deep import DeepSettings, chosen_experts, run_deep_probe
@@ -166,6 +166,6 @@ class TrainerProbe:
             failures.append(describe(error))
             return {}
 
-    def _collector(self) -> ParquetCollector:
+    def _collector(self) -> Collector:
         assert self._session.collector is not None
         return self._session.collector

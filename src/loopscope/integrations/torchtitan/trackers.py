@@ -9,7 +9,7 @@ from typing import Any
 
 from torchtitan.components.metrics import BaseLogger, TensorBoardLogger, WandBLogger
 
-from loopscope.collect.faults import describe
+from loopscope.collect.error_text import describe
 from loopscope.errors import ConfigError, LoopscopeError
 from loopscope.integrations.torchtitan.options import LoopscopeOptions
 from loopscope.session import LoopscopeConfig

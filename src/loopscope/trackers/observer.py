@@ -1,17 +1,14 @@
-"""The trackers beside the training: a writer that looks at the rows on their way to the store."""
+"""The trackers beside the training: they get the values of each whole step, from the rows that were written."""
 
 from __future__ import annotations
 
-import json
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Literal
 
 from loopscope.alerts import AlertNotice
 from loopscope.catalog.tables.keys import RUN_KEY_NAMES
-from loopscope.collect import RowWriter
 from loopscope.trackers.assembly import StepAssembler
 from loopscope.trackers.guard import Event, GuardedTracker, Tell
 from loopscope.trackers.protocol import StepValues
@@ -22,8 +19,7 @@ _log = logging.getLogger("loopscope.trackers")
 class TrackerObserver:
     """Looks at the rows of a run, and hands the values of each whole step to the trackers.
 
-    Nothing of it gets out under "record", and no row changes but `timing`, which also counts the seconds that the
-    trackers took since the last one (`with_own_time`, before the row is written).
+    Nothing of it gets out under "record".
 
     Args:
         start: starts the trackers; is given what writes a health row about them.
@@ -50,20 +46,11 @@ class TrackerObserver:
         self._write, self._dropped, self._on_error = write, dropped, on_error
         self._keys, self._scope = dict(keys), str(keys["aggregation_scope"])
         self._assembler = StepAssembler(scope=self._scope, attempt=attempt)
-        self._seconds = 0.0
         self._closed = False
         self.trackers = tuple(start(self._tell))
         """In the order of their names in the configuration."""
 
-    def with_own_time(self, row: Mapping[str, Any]) -> Mapping[str, object]:
-        """A health row as it is to be written."""
-        if row.get("event") != "timing":
-            return row
-        seconds, self._seconds = self._seconds, 0.0
-        detail = {**json.loads(row["detail"]), "trackers": round(seconds, 6)}
-        return {**row, "value": row["value"] + seconds, "detail": json.dumps(detail)}
-
-    def observe(self, table: str, rows: Iterable[Mapping[str, object]]) -> None:
+    def see(self, table: str, rows: Sequence[Mapping[str, object]]) -> None:
         """Take written rows of one table; the trackers get the steps that they complete."""
         with self._guarded():
             for row in rows:
@@ -79,7 +66,7 @@ class TrackerObserver:
         """
         self._each(lambda tracker: tracker.alert(notice))
 
-    def close_trackers(self) -> None:
+    def close(self) -> None:
         """Send what is left and end the trackers. A second call does nothing."""
         if self._closed:
             return
@@ -108,7 +95,6 @@ class TrackerObserver:
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        began = time.perf_counter()
         try:
             yield
         except Exception as error:
@@ -119,64 +105,7 @@ class TrackerObserver:
                 _log.warning(
                     "a row could not be made ready for trackers: %s: %s", type(error).__name__, error
                 )
-        finally:
-            self._seconds += time.perf_counter() - began
 
     def _tell(self, event: Event, detail: str, count: int | None = None) -> None:
         severity = "info" if event == "tracker_started" else "warn"
         self._write({**self._keys, "event": event, "severity": severity, "count": count, "detail": detail})
-
-
-class TrackingWriter(TrackerObserver):
-    """Hands every row on, then observes it: a row reaches the store whatever a tracker does.
-
-    Args:
-        inner: takes the rows.
-        start: starts the trackers.
-        about: `keys`, `attempt` and `on_error` of the observer.
-    """
-
-    def __init__(
-        self, inner: RowWriter, start: Callable[[Tell], Sequence[GuardedTracker]], **about: Any
-    ) -> None:
-        self._inner = inner
-        super().__init__(
-            start, write=lambda row: inner.append("health", row), dropped=lambda: inner.dropped, **about
-        )
-
-    def append(self, table: str, row: Mapping[str, object]) -> None:
-        """Hand one row on, then observe it."""
-        if table == "health":
-            row = self.with_own_time(row)
-        self._inner.append(table, row)
-        self.observe(table, (row,))
-
-    def append_many(self, table: str, rows: Sequence[Mapping[str, object]]) -> None:
-        """The same for several rows of one table, at once where `inner` can."""
-        many = getattr(self._inner, "append_many", None)
-        if many is None or table == "health":
-            for row in rows:
-                self.append(table, row)
-            return
-        many(table, rows)
-        self.observe(table, rows)
-
-    def flush(self, durable: bool = False) -> None:
-        """Hand on."""
-        self._inner.flush(durable=durable)
-
-    def close(self) -> None:
-        """End the trackers, and hand on."""
-        try:
-            # Alerts of the last rows go through the trackers, so they come first.
-            settle = getattr(self._inner, "settle", None)
-            if settle is not None:
-                settle()
-            self.close_trackers()
-        finally:
-            self._inner.close()
-
-    @property
-    def dropped(self) -> int:
-        """Rows that could not be written so far."""
-        return self._inner.dropped

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from loopscope.collect.strata import ProbeCorpus, loss_rows
+from loopscope.collect.corpus_losses import ProbeCorpus, loss_rows
 from loopscope.errors import ProbeError
 
 CORPUS = ProbeCorpus(

@@ -9,7 +9,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from loopscope import ParquetCollector
 from loopscope.collect import DeviceLoss, MemoryWriter, RowContext
-from loopscope.collect.ring import CAPACITY, LossRing
+from loopscope.collect.pending_losses import CAPACITY, PendingLosses
 from loopscope.errors import TraceError
 
 
@@ -88,7 +88,7 @@ def test_global_loss_is_a_ratio_of_sums_and_the_objective_a_sum():
 
 def test_rows_come_late_in_order_and_never_more_than_the_capacity_wait():
     reducer = SlowReducer()
-    ring = LossRing(reducer)
+    ring = PendingLosses(reducer)
     arrived = []
     for step in range(1, CAPACITY + 4):
         ring.submit(step, device_loss())
@@ -139,7 +139,7 @@ def test_order_is_checked():
 
 
 def test_nothing_of_the_trainer_is_held():
-    ring = LossRing(SlowReducer())
+    ring = PendingLosses(SlowReducer())
     loss = device_loss(grad_norm=0.5)
     scalars = [loss.task_loss_sum, loss.total_loss, loss.grad_norm]
     objects = [weakref.ref(scalar) for scalar in scalars]

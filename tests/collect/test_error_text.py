@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from loopscope.collect.faults import describe
+from loopscope.collect.error_text import describe
 
 
 def _fail_holding(tensor):
@@ -16,7 +16,7 @@ def test_text_names_type_message_and_place():
     with pytest.raises(ValueError) as caught:
         _fail_holding(torch.zeros(3))
     text = describe(caught.value)
-    assert text.startswith("ValueError: bad value in 3 entries (at test_collect_faults.py:")
+    assert text.startswith("ValueError: bad value in 3 entries (at test_error_text.py:")
     assert text.endswith("in _fail_holding)")
 
 

@@ -6,11 +6,12 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopscope.collect.loss import LossExtras
+from loopscope.collect.loss import StepLoss
 from loopscope.collect.ranks import Pending, RankReducer
 from loopscope.trace import LossComponents
 
@@ -50,40 +51,17 @@ class DeviceLoss:
     """Learning rate of the update."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostLoss:
-    """A step's loss as it came back, merged over ranks."""
-
-    step: int
-    loss: LossComponents
-    grad_norm: float | None
-    lr: float | None
-    extras: LossExtras
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    step: int
-    host: Tensor
-    """The packed vector, once it is ready: pinned memory, or on a CPU the vector itself."""
-    is_ready: Callable[[], bool]
-    wait: Callable[[], Any]
-    factors: tuple[float, float]
-    lr: float | None
-    has_other: bool
-    has_norm: bool
-
-
-class LossRing:
+class PendingLosses:
     """Packs each step's scalars into one vector, sums it over ranks, and gives them back later, in order.
 
     `submit` waits for nothing: no value is read, and on an accelerator the sum and the copy to pinned memory run
     on a stream of their own. At most `CAPACITY` steps wait; one more makes the oldest be waited for.
     """
 
-    def __init__(self, reducer: RankReducer | None) -> None:
+    def __init__(self, reducer: RankReducer) -> None:
         self._reducer = reducer
-        self._waiting: deque[_Waiting] = deque()
+        # Per step: whether its values are there, what waits for them, and what reads them.
+        self._waiting: deque[tuple[Callable[[], bool], Callable[[], Any], Callable[[], StepLoss]]] = deque()
         self._pinned: list[Tensor] = []
         self._stream: torch.cuda.Stream | None = None
 
@@ -91,66 +69,61 @@ class LossRing:
         return len(self._waiting)
 
     def submit(self, step: int, loss: DeviceLoss) -> None:
-        """Take one step's scalars. Collective where there is a reducer: every rank submits every step."""
+        """Take one step's scalars. Collective: every rank submits every step."""
         device = loss.total_loss.device
         zero = torch.zeros((), dtype=torch.float64, device=device)
         values = [zero if value is None else value for value in (getattr(loss, name) for name in _FIELDS)]
         vector = torch.stack([value.detach().to(device=device, dtype=torch.float64) for value in values])
-        pending = None if self._reducer is None else self._reducer.start_sum(vector)
+        pending = self._reducer.start_sum(vector)
         if device.type == "cuda":
             host, is_ready, wait = self._copy(vector, pending)
         else:
-            host, is_ready, wait = vector, _readiness(pending), _waiter(pending)
-        self._waiting.append(
-            _Waiting(
-                step=step,
-                host=host,
-                is_ready=is_ready,
-                wait=wait,
-                factors=(loss.lb_loss_factor, loss.z_loss_factor),
-                lr=loss.lr,
-                has_other=loss.other_loss is not None,
-                has_norm=loss.grad_norm is not None,
-            )
-        )
+            host, is_ready, wait = vector, pending.is_completed, pending.wait
+        factors = loss.lb_loss_factor, loss.z_loss_factor
+        known = {name for name in _FIELDS if getattr(loss, name) is not None}
+        self._waiting.append((is_ready, wait, partial(self._on_host, step, host, factors, loss.lr, known)))
 
-    def drain(self, *, block: bool = False) -> Iterator[HostLoss]:
+    def drain(self, *, block: bool = False) -> Iterator[StepLoss]:
         """The losses that have arrived, in order of steps; with `block` all of them, by waiting."""
         while self._waiting:
-            first = self._waiting[0]
-            if not (block or len(self._waiting) > CAPACITY or first.is_ready()):
+            is_ready, wait, read = self._waiting[0]
+            if not (block or len(self._waiting) > CAPACITY or is_ready()):
                 return
-            first.wait()
+            wait()
             self._waiting.popleft()
-            yield self._on_host(first)
+            yield read()
 
-    def _on_host(self, entry: _Waiting) -> HostLoss:
-        num_ranks = 1 if self._reducer is None else self._reducer.num_ranks
-        values = dict(zip(_FIELDS, entry.host.tolist(), strict=True))
-        if entry.host.is_pinned():
-            self._pinned.append(entry.host)
+    def _on_host(
+        self, step: int, host: Tensor, factors: tuple[float, float], lr: float | None, known: set[str]
+    ) -> StepLoss:
+        """Read the packed vector: pinned memory, or on a CPU the vector itself."""
+        values = dict(zip(_FIELDS, host.tolist(), strict=True))
+        if host.is_pinned():
+            self._pinned.append(host)
         tokens = values["num_target_tokens"]
-        lb_factor, z_factor = entry.factors
+        # Of these every rank gave its own mean.
+        for name in ("lb_loss", "z_loss", "other_loss", "grad_norm"):
+            values[name] /= self._reducer.num_ranks
         loss = LossComponents(
             # Without targets the mean does not exist: NaN becomes null with a reason, never 0.
             task_loss=values["task_loss_sum"] / tokens if tokens else math.nan,
-            lb_loss=values["lb_loss"] / num_ranks,
-            lb_loss_factor=lb_factor,
-            z_loss=values["z_loss"] / num_ranks,
-            z_loss_factor=z_factor,
+            lb_loss=values["lb_loss"],
+            lb_loss_factor=factors[0],
+            z_loss=values["z_loss"],
+            z_loss_factor=factors[1],
             total_loss=values["total_loss"],
         )
-        extras = LossExtras(
+        return StepLoss(
+            step=step,
+            loss=loss,
+            grad_norm=values["grad_norm"] if "grad_norm" in known else None,
+            lr=lr,
             task_loss_sum=values["task_loss_sum"],
             num_target_tokens=round(tokens),
-            other_loss=values["other_loss"] / num_ranks if entry.has_other else None,
+            other_loss=values["other_loss"] if "other_loss" in known else None,
         )
-        norm = values["grad_norm"] / num_ranks if entry.has_norm else None
-        return HostLoss(entry.step, loss, norm, entry.lr, extras)
 
-    def _copy(
-        self, vector: Tensor, pending: Pending | None
-    ) -> tuple[Tensor, Callable[[], bool], Callable[[], Any]]:
+    def _copy(self, vector: Tensor, pending: Pending) -> tuple[Tensor, Callable[[], bool], Callable[[], Any]]:
         """Copy to pinned memory behind the reduction, on a side stream; the training stream waits for neither."""
         if self._stream is None:
             self._stream = torch.cuda.Stream(vector.device)  # type: ignore[no-untyped-call]
@@ -161,22 +134,9 @@ class LossRing:
         )
         self._stream.wait_stream(torch.cuda.current_stream(vector.device))
         with torch.cuda.stream(self._stream):
-            if pending is not None:
-                pending.wait()
+            pending.wait()
             host.copy_(vector, non_blocking=True)
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record(self._stream)
         vector.record_stream(self._stream)
         return host, done.query, done.synchronize
-
-
-def _readiness(pending: Pending | None) -> Callable[[], bool]:
-    if pending is None:
-        return lambda: True
-    return pending.is_completed
-
-
-def _waiter(pending: Pending | None) -> Callable[[], Any]:
-    if pending is None:
-        return lambda: None
-    return pending.wait

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loopscope.collect.context import RowDict
+from loopscope.collect.rows import reasons
 from loopscope.errors import ProbeError
 from loopscope.metrics.probe.in_context import BUCKETS, bucket_index, earlier_bigrams, earlier_targets
 
@@ -99,9 +100,12 @@ def _row(
 def _loss(losses: NDArray[np.float64]) -> RowDict:
     total = math.fsum(losses.ravel().tolist()) if np.isfinite(losses).all() else math.nan
     if not math.isfinite(total):
-        reasons = '{"loss_mean":"nonfinite","loss_sum":"nonfinite"}'
-        return {"loss_mean": None, "loss_sum": None, "null_reasons": reasons}
+        nulls = {"loss_mean": "nonfinite", "loss_sum": "nonfinite"}
+        return {"loss_mean": None, "loss_sum": None, "null_reasons": reasons(nulls)}
     if losses.size == 0:
-        reasons = '{"loss_mean":"not_applicable"}'
-        return {"loss_mean": None, "loss_sum": total, "null_reasons": reasons}
+        return {
+            "loss_mean": None,
+            "loss_sum": total,
+            "null_reasons": reasons({"loss_mean": "not_applicable"}),
+        }
     return {"loss_mean": total / losses.size, "loss_sum": total, "null_reasons": None}

@@ -1,11 +1,11 @@
-"""The rules beside the training: a writer that judges the rows on their way to the store."""
+"""The rules beside the training: they see every row that is written, and tell where an alert begins."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from loopscope.alerts.config import AlertConfig
 from loopscope.alerts.delivery import Courier
@@ -16,6 +16,7 @@ from loopscope.alerts.past import Past, key_of, words_of
 from loopscope.alerts.settings import AlertSettings
 from loopscope.alerts.table import RULES, rules_at
 from loopscope.catalog.tables.keys import RUN_KEY_NAMES
+from loopscope.store import RowWriter
 
 _log = logging.getLogger("loopscope.alerts")
 
@@ -28,22 +29,14 @@ _NOT_DELIVERED = "alert_not_delivered"
 _OF_THEIR_OWN_STEP = ("tokens_seen", "elapsed_s", "wall_time")
 
 
-class _Rows(Protocol):
-    def append(self, table: str, row: Mapping[str, object]) -> None: ...
-    def flush(self, durable: bool = False) -> None: ...
-    def close(self) -> None: ...
-    @property
-    def dropped(self) -> int: ...
-
-
-class AlertingWriter:
-    """Hands every row on, and tells where a rule's alert begins: a health row `alert`, a line of the log, a notice.
+class AlertObserver:
+    """Judges rows, and tells where a rule's alert begins: a health row `alert`, a line of the log, a notice.
 
     Global rows are judged where there are any, else the writer's own. Nothing here raises into the training loop
     under "record", and nothing waits for a delivery but `close`, for 5 seconds at most.
 
     Args:
-        inner: writes the rows.
+        rows: takes the health rows of alerts, and counts what it could not write.
         settings: bounds of the rules.
         sinks: name → what delivers a notice; besides the log and the health table.
         config: what is delivered, and how patiently; its rules are the bounds where `settings` is None.
@@ -55,7 +48,7 @@ class AlertingWriter:
 
     def __init__(
         self,
-        inner: _Rows,
+        rows: RowWriter,
         settings: AlertSettings | None = None,
         *,
         sinks: Mapping[str, NoticeSink] | None = None,
@@ -71,11 +64,11 @@ class AlertingWriter:
         """What was found so far, in this attempt and before it."""
         self.errors = 0
         """Failures of the judgement itself; the rows were written nevertheless."""
-        self._inner, self._on_error = inner, on_error
+        self._rows, self._on_error = rows, on_error
         self._run_name, self._speaks = run_name, speaks
         self._rules = rules_at(settings)
         self._only_critical = config.min_severity == "critical"
-        self._settled = False
+        self._closed = False
         self._courier = Courier(sinks or {}, timeout_s=config.timeout_s, gather_s=config.gather_s)
         self._told = frozenset[tuple[str, str, int, str]]() if past is None else past.told
         self._untold = [] if past is None else list(past.untold)
@@ -83,61 +76,13 @@ class AlertingWriter:
         self._keys: dict[str, Any] = {}
         self._lost = self._counters()
         self._pid = os.getpid()
-        many = getattr(inner, "append_many", None)
-        self._append_many = many if callable(many) else self._one_by_one
 
     def add_sinks(self, sinks: Mapping[str, NoticeSink]) -> None:
         """Tell these as well: what was started after this writer, and writes rows of its own through it."""
         self._courier.add(sinks)
 
-    def append(self, table: str, row: Mapping[str, object]) -> None:
-        """Hand one row on, then judge it or its trace."""
-        self._inner.append(table, row)
-        self._look(table, (row,))
-
-    def append_many(self, table: str, rows: Sequence[Mapping[str, object]]) -> None:
-        """The same for several rows of one table."""
-        self._append_many(table, rows)
-        self._look(table, rows)
-
-    def flush(self, durable: bool = False) -> None:
-        """Hand on."""
-        self._look("", ())
-        self._inner.flush(durable=durable)
-
-    def close(self) -> None:
-        """Judge what is left, wait a little for deliveries, and hand on."""
-        try:
-            self.settle()
-        finally:
-            self._inner.close()
-
-    def settle(self) -> None:
-        """Judge what is left and wait a little for deliveries; rows are still taken. A second call does nothing."""
-        if self._settled or os.getpid() != self._pid:
-            return
-        self._settled = True
-        try:
-            for table in list(self._traces):
-                if trace := self._traces.pop(table):
-                    self._judge(table, trace)
-            self._courier.close()
-            self._write_failures()
-        except Exception:
-            self.errors += 1
-            if self._on_error == "raise":
-                raise
-
-    @property
-    def dropped(self) -> int:
-        """Rows that could not be written so far."""
-        return self._inner.dropped
-
-    def _one_by_one(self, table: str, rows: Sequence[Mapping[str, object]]) -> None:
-        for row in rows:
-            self._inner.append(table, row)
-
-    def _look(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    def see(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Rows of one table that were written; none: a moment to write down what was not delivered."""
         if os.getpid() != self._pid:
             return  # a forked child, such as a data loader's worker, has nothing to tell
         try:
@@ -148,7 +93,7 @@ class AlertingWriter:
                 self._gather(table, rows)
             elif table in _BY_ROW:
                 for row in rows:
-                    self._see(table, row)
+                    self._judge_row(table, row)
             self._write_failures()
         except Exception as error:
             self.errors += 1
@@ -156,6 +101,22 @@ class AlertingWriter:
                 raise
             if self.errors == 1:
                 _log.warning("a row of %s could not be judged: %s: %s", table, type(error).__name__, error)
+
+    def close(self) -> None:
+        """Judge what is left and wait a little for deliveries; rows are still taken. A second call does nothing."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        try:
+            for table in list(self._traces):
+                if trace := self._traces.pop(table):
+                    self._judge(table, trace)
+            self._courier.close()
+            self._write_failures()
+        except Exception:
+            self.errors += 1
+            if self._on_error == "raise":
+                raise
 
     def _gather(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Keep the rows of a trace together until it is complete."""
@@ -168,7 +129,7 @@ class AlertingWriter:
                 trace = self._traces[table] = []
             trace.append(row)
 
-    def _see(self, table: str, row: Mapping[str, Any]) -> None:
+    def _judge_row(self, table: str, row: Mapping[str, Any]) -> None:
         if not self._speaks and table != "health":
             return
         if table == "health" and row.get("event") == _END_OF_TRACE:
@@ -191,8 +152,8 @@ class AlertingWriter:
 
     def _counters(self) -> dict[str, int]:
         return {
-            "dropped_rows": self._inner.dropped,
-            "fsync_failed": getattr(self._inner, "fsync_failures", 0),
+            "dropped_rows": self._rows.dropped,
+            "fsync_failed": self._rows.fsync_failures,
         }
 
     def _judge(self, table: str, rows: list[Mapping[str, Any]]) -> None:
@@ -235,7 +196,7 @@ class AlertingWriter:
                 "count": alert.count,
                 "detail": words_of(alert),
             }
-            self._inner.append("health", {**keys, **found})
+            self._rows.append("health", {**keys, **found})
 
     def _write_failures(self) -> None:
         for failure in self._courier.failures():
@@ -250,5 +211,5 @@ class AlertingWriter:
                 "detail": f"{failure.receiver}: {failure.reason} ({notice.rule} at step {notice.step})",
             }
             _log.warning("an alert was not delivered: %s", row["detail"])
-            self._inner.append("health", row)
-            self._see("health", row)
+            self._rows.append("health", row)
+            self._judge_row("health", row)

@@ -1,0 +1,111 @@
+"""When: the microbatches of one traced step in order, steps that are given up, and steps that failed."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from loopscope.collect import health
+from loopscope.collect.accumulate import StepAccumulator
+from loopscope.collect.context import RowDict
+from loopscope.errors import TraceError
+from loopscope.trace import TraceMeta, TraceSink
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class TracedStep:
+    """Takes the microbatches of one traced step in order; holds partial sums and text, no trace tensor.
+
+    With `isolate` a visit whose reduction raises costs its own row only; without, the exception leaves.
+    """
+
+    def __init__(self, step: int, meta: TraceMeta, num_microbatches: int, *, isolate: bool) -> None:
+        meta.check()
+        self.step = step
+        self.meta = meta
+        self.num_microbatches = num_microbatches
+        self.accumulated = StepAccumulator(isolate=isolate)
+        self.seconds = {"reduce": 0.0, "finish": 0.0, "write": 0.0}
+        """Loopscope's own time in the step."""
+
+    def add(
+        self, sink: TraceSink, meta: TraceMeta, valid: Tensor | None, microbatch: int, num_microbatches: int
+    ) -> None:
+        """Add the next microbatch.
+
+        Raises:
+            TraceError: it is not the next one, or the step's depth changed.
+            MetricInputError: a visit breaks its contract, and `isolate` is off.
+        """
+        began = time.perf_counter()
+        if (microbatch, num_microbatches) != (self.accumulated.microbatches, self.num_microbatches):
+            raise TraceError(
+                f"step {self.step}: got microbatch {microbatch} of {num_microbatches}, expected "
+                f"{self.accumulated.microbatches} of {self.num_microbatches}. Call on_trace_step once per "
+                "microbatch, in order, with the same num_microbatches."
+            )
+        if meta != self.meta:
+            raise TraceError(
+                f"step {self.step}: TraceMeta changed from {self.meta} to {meta} between microbatches, "
+                "expected one depth per optimizer step. Sample the number of loop steps once per step."
+            )
+        self.accumulated.add(sink, valid)
+        self.seconds["reduce"] += time.perf_counter() - began
+
+    def abandoned(self, why: str) -> RowDict:
+        """The health row of a step whose last microbatch never came; its rows would be partial."""
+        detail = (
+            f"{self.accumulated.microbatches} of {self.num_microbatches} microbatches of the step were traced, then "
+            f"{why}; no rows were written for it"
+        )
+        return health.event("trace_incomplete", "critical", detail=detail)
+
+
+class TracedSteps:
+    """Which traced step is open. A step of which a microbatch failed is skipped to its end.
+
+    Args:
+        isolate: of every `TracedStep`.
+    """
+
+    def __init__(self, *, isolate: bool) -> None:
+        self._isolate = isolate
+        self._open: TracedStep | None = None
+        self._skipped: int | None = None
+
+    def interrupted(self, step: int, microbatch: int) -> TracedStep | None:
+        """Give up the open step where another one begins."""
+        if self._open is not None and (self._open.step != step or microbatch == 0):
+            return self.take()
+        return None
+
+    def add(
+        self,
+        step: int,
+        sink: TraceSink,
+        meta: TraceMeta,
+        valid: Tensor | None,
+        microbatch: int,
+        num_microbatches: int,
+    ) -> None:
+        """Add a microbatch to its step, which begins with its first one.
+
+        Raises:
+            TraceError, MetricInputError: what `TracedStep.add` raises; the step is then skipped to its end.
+        """
+        if step == self._skipped and microbatch > 0:
+            return
+        try:
+            if self._open is None:
+                self._open = TracedStep(step, meta, num_microbatches, isolate=self._isolate)
+            self._open.add(sink, meta, valid, microbatch, num_microbatches)
+        except Exception:
+            self._open, self._skipped = None, step
+            raise
+
+    def take(self) -> TracedStep | None:
+        """The open step, which is over with that; None where there is none, or it failed."""
+        traced, self._open = self._open, None
+        return traced
