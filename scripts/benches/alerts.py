@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / "tests" / "report"))
 
 from report_runs import Shape, generated_run  # noqa: E402
 
-from loopscope.alerts import AlertingWriter, AlertSettings, history  # noqa: E402
+from loopscope.alerts import AlertingWriter, AlertSettings, replay  # noqa: E402
 from loopscope.collect.writer import NullWriter  # noqa: E402
 from loopscope.store import RunReader  # noqa: E402
 
@@ -105,7 +105,7 @@ def past(every: int, sick: int, steps: int, experts: int) -> dict[str, float]:
         child.start()
         child.join()
         found: list[Any] = []
-        seconds = _cpu(lambda: found.append(history.replay(RunReader(run), AlertSettings())))
+        seconds = _cpu(lambda: found.append(replay.replay_run(RunReader(run), AlertSettings())))
         alerts = len(found[0].alerts)
     return {
         "traced_every": every,

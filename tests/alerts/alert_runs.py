@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from loopscope.alerts import AlertingWriter, AlertSettings, history
+from loopscope.alerts import AlertingWriter, AlertSettings, replay
 from loopscope.store import RunReader, RunStore, StoreOptions
 from loopscope.store.disk import Disk
 
@@ -80,7 +80,7 @@ class Attempt:
             root, resume=(root / "run.json").exists(), options=OPTIONS, disk=_NoSync()
         )
         self.number = self.store.claim_attempt(first_step=first_step, parent_attempt=parent).attempt
-        past = None if self.number == 1 else history.past(RunReader(root), SETTINGS, self.number)
+        past = None if self.number == 1 else replay.state_before(RunReader(root), SETTINGS, self.number)
         inner = self.store.writer(attempt=self.number, writer="r00000")
         self.writer = AlertingWriter(inner, SETTINGS, past=past, **options)
 

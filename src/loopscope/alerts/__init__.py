@@ -5,14 +5,14 @@ The same engine runs beside the training and over a finished run, so both give t
     rows ──> AlertingWriter ──> the store
                   │ engine: readings ──> streaks ──> alerts
                   ├──> health row `alert`, the log
-                  └──> Courier ──> command, webhook, trackers    (threads of their own)
-    stored rows ──> history.replay ──> the same engine           (reports; the past of a resumed attempt)
+                  └──> Notifier ──> command, webhook, trackers    (threads of their own)
+    stored rows ──> replay.replay_run ──> the same engine           (reports; the past of a resumed attempt)
 """
 
 from loopscope.alerts.config import AlertConfig
 from loopscope.alerts.engine import Alert, AlertEngine
 from loopscope.alerts.notice import AlertNotice, NoticeSink
-from loopscope.alerts.past import Past
+from loopscope.alerts.replay_state import ReplayState
 from loopscope.alerts.rules import Reading
 from loopscope.alerts.settings import AlertOverrides, AlertSettings, Bounds, settings_for
 from loopscope.alerts.table import RULES, Rule, rules_at
@@ -29,8 +29,8 @@ __all__ = [
     "AlertingWriter",
     "Bounds",
     "NoticeSink",
-    "Past",
     "Reading",
+    "ReplayState",
     "Rule",
     "rules_at",
     "settings_for",

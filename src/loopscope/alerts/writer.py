@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from loopscope.alerts.config import AlertConfig
-from loopscope.alerts.delivery import Courier
+from loopscope.alerts.delivery import Notifier
 from loopscope.alerts.engine import Alert, AlertEngine
 from loopscope.alerts.gather import notices
 from loopscope.alerts.notice import AlertNotice, NoticeSink
-from loopscope.alerts.past import Past, key_of, words_of
+from loopscope.alerts.replay_state import ReplayState, key_of, words_of
 from loopscope.alerts.settings import AlertSettings
 from loopscope.alerts.table import RULES, rules_at
 from loopscope.catalog.tables.keys import RUN_KEY_NAMES
@@ -60,7 +60,7 @@ class AlertingWriter:
         *,
         sinks: Mapping[str, NoticeSink] | None = None,
         config: AlertConfig | None = None,
-        past: Past | None = None,
+        past: ReplayState | None = None,
         run_name: str = "",
         speaks: bool = True,
         on_error: Literal["record", "raise"] = "record",
@@ -76,7 +76,7 @@ class AlertingWriter:
         self._rules = rules_at(settings)
         self._only_critical = config.min_severity == "critical"
         self._settled = False
-        self._courier = Courier(sinks or {}, timeout_s=config.timeout_s, gather_s=config.gather_s)
+        self._notifier = Notifier(sinks or {}, timeout_s=config.timeout_s, gather_s=config.gather_s)
         self._told = frozenset[tuple[str, str, int, str]]() if past is None else past.told
         self._untold = [] if past is None else list(past.untold)
         self._traces: dict[str, list[Mapping[str, Any]]] = {}
@@ -88,7 +88,7 @@ class AlertingWriter:
 
     def add_sinks(self, sinks: Mapping[str, NoticeSink]) -> None:
         """Tell these as well: what was started after this writer, and writes rows of its own through it."""
-        self._courier.add(sinks)
+        self._notifier.add(sinks)
 
     def append(self, table: str, row: Mapping[str, object]) -> None:
         """Hand one row on, then judge it or its trace."""
@@ -121,7 +121,7 @@ class AlertingWriter:
             for table in list(self._traces):
                 if trace := self._traces.pop(table):
                     self._judge(table, trace)
-            self._courier.close()
+            self._notifier.close()
             self._write_failures()
         except Exception:
             self.errors += 1
@@ -213,7 +213,7 @@ class AlertingWriter:
             )
             if self._speaks and not (self._only_critical and notice.severity != "critical"):
                 # That a delivery failed is told by the other ways.
-                self._courier.send(notice, skip_failed=notice.places == (_NOT_DELIVERED,))
+                self._notifier.send(notice, skip_failed=notice.places == (_NOT_DELIVERED,))
 
     def _notices(self, alerts: list[Alert], keys: Mapping[str, Any]) -> list[AlertNotice]:
         return notices(
@@ -238,7 +238,7 @@ class AlertingWriter:
             self._inner.append("health", {**keys, **found})
 
     def _write_failures(self) -> None:
-        for failure in self._courier.failures():
+        for failure in self._notifier.failures():
             notice = failure.notice
             keys = {name: value for name, value in self._keys.items() if name not in _OF_THEIR_OWN_STEP}
             row = {

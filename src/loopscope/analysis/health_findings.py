@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from loopscope.alerts import RULES, Alert, AlertSettings, Bounds, history, settings_for
+from loopscope.alerts import RULES, Alert, AlertSettings, Bounds, settings_for
+from loopscope.alerts.replay import replay_run
 from loopscope.analysis.records import value
 from loopscope.analysis.run import Run
 
@@ -68,7 +69,7 @@ def replay(run: Run, bounds: Bounds = None) -> list[Alert]:
         run: the run.
         bounds: to judge by, instead of those that the run was trained with.
     """
-    alerts = history.replay(run.reader, settings_for(run.manifest.configuration, bounds)).alerts
+    alerts = replay_run(run.reader, settings_for(run.manifest.configuration, bounds)).alerts
     order = list(RULES)
     return sorted(alerts, key=lambda a: (a.severity != "critical", order.index(a.rule), a.fired))
 

@@ -16,7 +16,7 @@ _WORDS = re.compile(r"^(?P<rule>\w+): .*?\. (?P<subject>.*?), since step (?P<sin
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Past:
+class ReplayState:
     """The run before an attempt's first step."""
 
     engine: AlertEngine
@@ -27,7 +27,7 @@ class Past:
     """Alerts that last and are in no live row: the last attempt died before it could say so, or had no rules on."""
 
 
-def past_of(engine: AlertEngine, rows: Iterable[tuple[str, str, bool]]) -> Past:
+def state_of(engine: AlertEngine, rows: Iterable[tuple[str, str, bool]]) -> ReplayState:
     """Put the state and the run's `alert` rows together.
 
     Args:
@@ -48,7 +48,7 @@ def past_of(engine: AlertEngine, rows: Iterable[tuple[str, str, bool]]) -> Past:
     untold = tuple(
         alert for alert in engine.active if not RULES[alert.rule].at_once and key_of(alert) not in live
     )
-    return Past(engine=engine, told=frozenset(told), untold=untold)
+    return ReplayState(engine=engine, told=frozenset(told), untold=untold)
 
 
 def words_of(alert: Alert) -> str:

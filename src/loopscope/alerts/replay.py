@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from loopscope.alerts import columns as states
+from loopscope.alerts.batches import SCOPE, Lists, pieces
 from loopscope.alerts.columns import Ints, floats, ints, needed
 from loopscope.alerts.engine import AlertEngine
-from loopscope.alerts.past import Past, past_of
-from loopscope.alerts.pieces import SCOPE, Lists, pieces
+from loopscope.alerts.replay_state import ReplayState, state_of
 from loopscope.alerts.settings import AlertSettings
 from loopscope.store import RunReader
 from loopscope.store.attempts import live_ranges
@@ -42,7 +42,7 @@ _HEALTH = ("step", "attempt", "event", "severity", "unrolled_pos", "count", "det
 _ALERT = "alert"
 
 
-def replay(reader: RunReader, settings: AlertSettings) -> AlertEngine:
+def replay_run(reader: RunReader, settings: AlertSettings) -> AlertEngine:
     """The rules' state after the run's live rows: that of the training itself, had the rules been on."""
     engine = AlertEngine(settings)
     _loss(engine, reader)
@@ -53,11 +53,11 @@ def replay(reader: RunReader, settings: AlertSettings) -> AlertEngine:
     return engine
 
 
-def past(reader: RunReader, settings: AlertSettings, attempt: int) -> Past:
+def state_before(reader: RunReader, settings: AlertSettings, attempt: int) -> ReplayState:
     """What the new attempt `attempt`, which has no rows yet, knows of the run before its first step."""
     # As if it had rows: those of its ancestors, up to where it goes on, are live.
     reader.live = live_ranges(reader.attempts, [attempt])
-    engine = replay(reader, settings)
+    engine = replay_run(reader, settings)
     told = []
     for chunk in reader.iterate("health", live=False, columns=_HEALTH):
         chunk = chunk.filter(pc.equal(chunk["event"], _ALERT))
@@ -66,7 +66,7 @@ def past(reader: RunReader, settings: AlertSettings, attempt: int) -> Past:
             told.append(
                 (row["detail"] or "", row["severity"] or "", live is not None and live.holds(row["step"]))
             )
-    return past_of(engine, told)
+    return state_of(engine, told)
 
 
 def _loss(engine: AlertEngine, reader: RunReader) -> None:

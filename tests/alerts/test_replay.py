@@ -9,7 +9,7 @@ from alert_runs import OPTIONS, SETTINGS, Attempt, rows_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from loopscope.alerts import RULES, AlertEngine, columns, history, rules
+from loopscope.alerts import RULES, AlertEngine, columns, replay, rules
 from loopscope.store import RunReader, RunStore
 
 QUICK = settings(max_examples=20, deadline=None)
@@ -57,7 +57,7 @@ def test_a_replay_is_what_the_engine_says_that_sees_every_row(seed, sick, steps,
                         engine.observe(table, step, rows)
             if not sealed:
                 store.close(seal=False)
-        found = history.replay(RunReader(root), SETTINGS)
+        found = replay.replay_run(RunReader(root), SETTINGS)
     assert by_name(found.alerts) == by_name(engine.alerts)
 
 
@@ -104,7 +104,7 @@ def test_what_was_told_over_any_history_is_what_a_replay_finds(seed, sick, plan)
         reader = RunReader(root)
         if attempt.number not in reader.live:
             return  # the last attempt wrote nothing, so what is live are another's rows
-        found = history.replay(reader, SETTINGS).alerts
+        found = replay.replay_run(reader, SETTINGS).alerts
         # The state itself is the replay's, with every count and text.
         assert by_name(attempt.writer.engine.alerts) == by_name(found)
         # And so is what was said on the way: one live row per alert, and one more where it became critical.
@@ -206,5 +206,5 @@ def test_other_ranks_rows_are_not_the_runs(tmp_path):
             for step in range(1, 12):
                 for table, row in rows_of(step, np.random.default_rng(step), float(rank)):
                     writer.append(table, row | {"rank": rank, "world_size": 2})
-    found = {alert.rule for alert in history.replay(RunReader(root), SETTINGS).alerts}
+    found = {alert.rule for alert in replay.replay_run(RunReader(root), SETTINGS).alerts}
     assert not any(not RULES[rule].at_once for rule in found)
