@@ -120,7 +120,7 @@ def test_replay_gives_what_the_engine_gave_beside_the_training(tmp_path):
             steps.setdefault(row["step"], {}).setdefault(table, []).append(row)
     for step in sorted(steps):
         for table, rows in steps[step].items():
-            engine.observe(table, step, rows)
+            engine.observe_rows(table, rows)
     live = sorted(engine.alerts, key=lambda a: (a.rule, a.subject, a.fired))
     again = sorted(replay(run, settings), key=lambda a: (a.rule, a.subject, a.fired))
     assert len(live) > 3

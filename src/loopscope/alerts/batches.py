@@ -1,49 +1,37 @@
-"""A table's live rows a piece at a time, in the order of their steps, of the one rank that speaks for the run."""
+"""A table's live rows as batches of whole steps, in the order of their steps, of those that speak for the run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
-from loopscope.alerts.columns import Flags
+from loopscope.catalog.row_batch import Ints, RowBatch
+from loopscope.catalog.rows import SCOPE, speaking
+from loopscope.catalog.rule_registry import RULE_COLUMNS
 from loopscope.store import RunReader
 from loopscope.store.files import Part
 from loopscope.store.reader import conform
 
-SCOPE = ("step", "aggregation_scope", "rank")
-"""Columns that say whose a row is."""
+_LISTS = {"expert_count": "dead_experts"}
+"""Column of lists → the column that is above 0 where the list matters. Lists are most of a table's bytes: they are read
+where they matter alone, and are null elsewhere."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Lists:
-    """A column of lists that is read where it matters alone: it is most of a table's bytes."""
-
-    column: str
-    where: str
-    """The column that is above 0 where the list matters; elsewhere the list is null."""
-
-
-def pieces(
-    reader: RunReader, table: str, columns: Sequence[str], *, lists: Lists | None = None
-) -> Iterator[pa.Table]:
-    """Live rows in the order of their steps; no step is in two pieces. Rows of rank 0 or of all ranks together alone.
-
-    A file that cannot be read is left out, as everywhere.
-
-    Args:
-        reader: the run; its `live` says which rows are live.
-        table: the table.
-        columns: wanted ones, `SCOPE` among them.
-        lists: one more column.
-    """
+def batches(reader: RunReader, table: str) -> Iterator[RowBatch]:
+    """What the rules read of a table; no step is in two batches. A file that cannot be read is left out."""
     held: pa.Table | None = None
-    for load in _in_order(reader, table):
-        for rows in load(columns, lists):
+    files = _in_order(reader, table)
+    lowest = min((file.rank for file in files if file.rank is not None), default=None)
+    for file in files:
+        for rows in file.read():
             if held is not None:
                 rows = pa.concat_tables([held, rows])
             if not rows.num_rows:
@@ -51,108 +39,131 @@ def pieces(
             # The last step's rows may go on in the next file.
             ends = pc.equal(rows["step"], pc.max(rows["step"]))
             held = rows.filter(ends)
-            yield from _spoken(rows.filter(pc.invert(ends)))
+            yield from _speaking(table, rows.filter(pc.invert(ends)), lowest)
     if held is not None:
-        yield from _spoken(held)
+        yield from _speaking(table, held, lowest)
 
 
-def _spoken(rows: pa.Table) -> Iterator[pa.Table]:
-    """Global rows at steps that have any, else those of rank 0."""
-    if not rows.num_rows:
-        return
-    is_global = pc.equal(rows["aggregation_scope"], "global").fill_null(False)
-    together = _flags(is_global)
-    keep = _flags(pc.or_(is_global, pc.equal(rows["rank"], 0).fill_null(True)))
-    if together.any() and not together.all():
-        step = np.asarray(rows["step"].combine_chunks())
-        keep &= together | ~np.isin(step, step[together])
-    if keep.all():
-        yield rows
-    elif keep.any():
-        yield rows.filter(pa.array(keep))
+def arrow_column(rows: pa.Table, name: str) -> Any:
+    """A column as the rules read it.
+
+    Numbers become float64, NaN where they are null; texts objects; lists are taken out one at a time.
+    """
+    column = rows[name].combine_chunks()
+    if pa.types.is_list(column.type):
+        return _Lists(column.values.to_numpy(zero_copy_only=False), column.offsets.to_numpy())
+    if pa.types.is_string(column.type):
+        texts = column.dictionary_encode()
+        known = np.array([*texts.dictionary.to_pylist(), None], dtype=object)
+        return known[texts.indices.fill_null(len(known) - 1).to_numpy()]
+    if name == "step":
+        return column.to_numpy()
+    return column.cast(pa.float64()).fill_null(np.nan).to_numpy()
 
 
-_Load = Callable[[Sequence[str], Lists | None], Iterator[pa.Table]]
+class _Lists:
+    """A column of lists, of which few are looked at; a null is an empty list."""
+
+    def __init__(self, values: NDArray[Any], bounds: Ints) -> None:
+        self._values, self._bounds = values, bounds
+
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return _Lists(self._values, self._bounds[index])
+        return self._values[self._bounds[index] : self._bounds[index + 1]].tolist()
 
 
-def _in_order(reader: RunReader, table: str) -> list[_Load]:
-    found: list[tuple[int, int, int, _Load]] = []
-    first_writer: dict[int, tuple[int, str]] = {}
+def _speaking(table: str, rows: pa.Table, lowest: int | None) -> Iterator[RowBatch]:
+    keep = speaking({name: arrow_column(rows, name) for name in SCOPE}, lowest)
+    if not keep.all():
+        rows = rows.filter(pa.array(keep))
+    step = rows["step"].to_numpy()
+    if (step[1:] < step[:-1]).any():
+        rows = rows.take(pa.array(np.argsort(step, kind="stable")))
+    if rows.num_rows:
+        yield RowBatch(table, partial(arrow_column, rows))
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A part, or a journal's rows."""
+
+    order: tuple[int, int, int]
+    """Where its attempt begins to be live, its first step, its number."""
+    rank: int | None
+    """The lowest rank of its rank-local rows."""
+    read: Callable[[], Iterator[pa.Table]]
+
+
+def _in_order(reader: RunReader, table: str) -> list[_File]:
+    names = (*SCOPE, *RULE_COLUMNS[table])
     parts = reader.parts(table)
+    first_writer: dict[int, tuple[int, str]] = {}
     for part in parts:
         name = (len(part.segment.writer), part.segment.writer)
         first_writer[part.segment.attempt] = min(first_writer.get(part.segment.attempt, name), name)
+    found = []
     for part in parts:
         number = part.segment.attempt
         if (len(part.segment.writer), part.segment.writer) != first_writer[number]:
-            continue  # rank 0 writes first in the order of names; the others' rows would be left out anyway
-        start = reader.live[number].start
-        found.append((start, _first_step(part), part.segment.seq, _of_part(reader, part)))
+            continue  # the lowest rank writes first in the order of names; the others' rows would be left out anyway
+        order = (reader.live[number].start, _smallest(part, "step") or 0, part.segment.seq)
+        found.append(_File(order, _smallest(part, "rank"), _reads_part(reader, part, names)))
     for number, chunk in reader.journal_rows(table):
         if chunk.num_rows:
-            first = pc.min(chunk["step"]).as_py()
-            found.append((reader.live[number].start, first, 1 << 60, _of_chunk(reader, chunk, number)))
-    found.sort(key=lambda entry: entry[:3])
-    return [load for *_, load in found]
+            order = (reader.live[number].start, pc.min(chunk["step"]).as_py(), 1 << 60)
+            found.append(
+                _File(order, pc.min(chunk["rank"]).as_py(), _reads_chunk(reader, chunk, number, names))
+            )
+    return sorted(found, key=lambda file: file.order)
 
 
-def _first_step(part: Part) -> int:
+def _smallest(part: Part, name: str) -> int | None:
+    """A column's smallest value, as the part's statistics say."""
     try:
         with pq.ParquetFile(part.path) as file:
-            position = file.schema_arrow.names.index("step")
-            statistics = file.metadata.row_group(0).column(position).statistics
-            return int(statistics.min)
+            position, groups = file.schema_arrow.names.index(name), range(file.num_row_groups)
+            found = [file.metadata.row_group(group).column(position).statistics.min for group in groups]
+            return min((int(value) for value in found if value is not None), default=None)
     except (OSError, ValueError, AttributeError, TypeError, IndexError, pa.ArrowException):
-        return 0
+        return None
 
 
-def _of_part(reader: RunReader, part: Part) -> _Load:
+def _reads_part(reader: RunReader, part: Part, names: tuple[str, ...]) -> Callable[[], Iterator[pa.Table]]:
     fields = reader.schema(part.table).arrow
 
-    def read(file: pq.ParquetFile, group: int, names: Sequence[str]) -> pa.Table:
-        there = set(file.schema_arrow.names)
-        found = file.read_row_group(group, columns=[name for name in names if name in there])
-        return conform(found, pa.schema([fields.field(name) for name in names]))
-
-    def load(columns: Sequence[str], lists: Lists | None) -> Iterator[pa.Table]:
+    def read() -> Iterator[pa.Table]:
         try:
             with pq.ParquetFile(part.path, page_checksum_verification=True) as file:
+                there = set(file.schema_arrow.names)
                 for group in range(file.num_row_groups):
-                    rows = read(file, group, columns)
-                    if lists is not None:
-                        index = _matters(rows, lists)
-                        there = index.null_count < len(index)
-                        column = read(file, group, [lists.column])[lists.column] if there else None
-                        rows = rows.append_column(
-                            lists.column, _taken(column, index, fields.field(lists.column))
-                        )
-                    yield reader.only_live(rows, part.segment.attempt)
+
+                    def columns(wanted: list[str], group: int = group) -> pa.Table:
+                        found = file.read_row_group(group, columns=[name for name in wanted if name in there])
+                        return conform(found, pa.schema([fields.field(name) for name in wanted]))
+
+                    yield reader.only_live(_with_lists(columns, names), part.segment.attempt)
         except (OSError, ValueError, pa.ArrowException):
             return
 
-    return load
+    return read
 
 
-def _of_chunk(reader: RunReader, chunk: pa.Table, attempt: int) -> _Load:
-    def load(columns: Sequence[str], lists: Lists | None) -> Iterator[pa.Table]:
-        rows = chunk.select(list(columns))
-        if lists is not None:
-            taken = _taken(chunk[lists.column], _matters(chunk, lists), chunk.schema.field(lists.column))
-            rows = rows.append_column(lists.column, taken)
-        yield reader.only_live(rows, attempt)
-
-    return load
+def _reads_chunk(
+    reader: RunReader, chunk: pa.Table, attempt: int, names: tuple[str, ...]
+) -> Callable[[], Iterator[pa.Table]]:
+    return lambda: iter((reader.only_live(_with_lists(chunk.select, names), attempt),))
 
 
-def _matters(rows: pa.Table, lists: Lists) -> pa.Array:
-    """The number of each row whose list matters, null for the others."""
-    above = _flags(pc.greater(rows[lists.where], 0).fill_null(False))
-    return pa.array(np.arange(rows.num_rows), mask=~above)
-
-
-def _taken(column: pa.ChunkedArray | None, index: pa.Array, field: pa.Field) -> pa.Array:
-    return pa.nulls(len(index), field.type) if column is None else column.combine_chunks().take(index)
-
-
-def _flags(column: pa.ChunkedArray) -> Flags:
-    return np.asarray(column.combine_chunks().to_numpy(zero_copy_only=False), dtype=np.bool_)
+def _with_lists(columns: Callable[[list[str]], pa.Table], names: tuple[str, ...]) -> pa.Table:
+    """Columns by name; of the lists those that matter."""
+    rows = columns([name for name in names if name not in _LISTS])
+    for name in _LISTS.keys() & set(names):
+        above = pc.greater(rows[_LISTS[name]], 0).fill_null(False).combine_chunks()
+        index = pc.if_else(above, pa.array(np.arange(rows.num_rows)), None)
+        if above.true_count:
+            taken = columns([name])[name].combine_chunks().take(index)
+        else:
+            taken = pa.nulls(rows.num_rows, pa.list_(pa.int64()))
+        rows = rows.append_column(name, taken)
+    return rows

@@ -10,6 +10,7 @@ from loopscope.alerts import RULES, Alert, AlertSettings, Bounds, settings_for
 from loopscope.alerts.replay import replay_run
 from loopscope.analysis.records import value
 from loopscope.analysis.run import Run
+from loopscope.catalog.registry import TABLES
 
 Severity = Literal["critical", "warn", "early"]
 
@@ -141,13 +142,16 @@ def _damaged(run: Run) -> Iterator[Finding]:
     )
 
 
-# Columns of which a value that is not finite says that the run is sick, whoever wrote it. The collector writes null
+# Numbers that people see. One that is not finite says that the run is sick, whoever wrote it: the collector writes null
 # and an event instead.
 _FINITE = {
-    "loss": ("task_loss", "total_loss", "lb_loss", "z_loss", "grad_norm"),
-    "router": ("load_entropy_ratio", "maxvio_count", "token_entropy_ratio", "z_mean", "logit_abs_max"),
-    "residual": ("norm_mean",),
-    "transition": ("growth", "relative_delta"),
+    table: tuple(
+        name
+        for name, column in TABLES[table].by_name.items()
+        if column.type == "float64"
+        and (column.shown or any(gauge.column == name for gauge in TABLES[table].gauges))
+    )
+    for table in ("loss", "router", "residual", "transition")
 }
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Literal
 
-from loopscope.alerts import AlertSettings
+from loopscope.alerts import RULES, AlertSettings
 from loopscope.analysis.health_findings import Findings
 from loopscope.report import readings
 from loopscope.report.look import Look
@@ -63,48 +64,35 @@ class _Kind:
     """False where it is judged from the first step on."""
 
 
-_UNTRACED = "no router has a value"
+def _of(name: str, read: Callable[[Look, AlertSettings], Seen | None] | None = None) -> _Kind:
+    """The check of one rule over one table."""
+    rule = RULES[name]
+    assert rule.check is not None, name
+    return _Kind(
+        title=rule.check.title,
+        rules=(name,),
+        chart=rule.chart,
+        bound=rule.check.bound,
+        read=read or partial(readings.by_rule, name),
+        missing=rule.check.missing,
+        warm=rule.warmup,
+    )
+
+
 _KINDS = (
-    _Kind(
-        title="The losses add up", rules=("closure",), chart="closure", read=readings.closure,
-        bound="{closure:g} of the total", missing="no step has a closure error", warm=False,
-    ),
+    _of("closure", readings.closure),
     _Kind(
         title="Every value is finite", rules=("nonfinite",), chart="counts", read=readings.finite, bound="none",
         missing="there are no rows", warm=False,
     ),
-    _Kind(
-        title="Every expert is used", rules=("dead_expert",), chart="dead", read=readings.dead, missing=_UNTRACED,
-        bound="none in any visit",
-    ),
-    _Kind(
-        title="The load is spread over the experts", rules=("load_entropy",), chart="load_entropy",
-        read=readings.load_entropy, missing=_UNTRACED, bound="at least {load_entropy:g}",
-    ),
-    _Kind(
-        title="No expert is overloaded", rules=("maxvio",), chart="maxvio", read=readings.maxvio, missing=_UNTRACED,
-        bound="at most {maxvio_share:.0%} of what is possible",
-    ),
-    _Kind(
-        title="Routers tell tokens apart", rules=("router_collapse",), chart="token_entropy", read=readings.collapse,
-        missing=_UNTRACED, bound="at least {collapse:g}, or as much mutual information",
-    ),
-    _Kind(
-        title="Router logits stay small", rules=("z",), chart="z", read=readings.logits, missing=_UNTRACED,
-        bound="{logit_abs_max:g}, and ln E + {z_above:g} either side of 0",
-    ),
-    _Kind(
-        title="The state stops growing in the loop", rules=("loop_growth",), chart="growth", read=readings.growth,
-        missing="no loop has a value", bound="at most {growth:g}, or falling",
-    ),
-    _Kind(
-        title="The loop settles as it once did", rules=("loop_delta",), chart="relative_delta", read=readings.movement,
-        missing="no whole window of a loop's traces yet", bound="at most {relative_delta:g} times its best",
-    ),
-    _Kind(
-        title="Tokens stay different", rules=("token_correlation",), chart="token_correlation",
-        read=readings.correlation, missing="no state of a loop has a value", bound="at most {token_correlation:g}",
-    ),
+    _of("dead_expert", readings.dead),
+    _of("load_entropy"),
+    _of("maxvio"),
+    _of("router_collapse"),
+    _of("z"),
+    _of("loop_growth"),
+    _of("loop_delta", readings.movement),
+    _of("token_correlation"),
     _Kind(
         title="Everything was measured", rules=("coverage", "dropped", "bad_input", "other"), chart="coverage",
         read=readings.measured, missing="nothing was traced", bound="every visit, no event", warm=False,
