@@ -9,8 +9,8 @@ import pytest
 
 from loopscope.alerts import RULES, AlertSettings
 from loopscope.catalog import rules
-from loopscope.catalog.row_batch import VISIT as VISIT_KEYS
 from loopscope.catalog.row_batch import RowBatch
+from loopscope.catalog.rows import VISIT as VISIT_KEYS
 from loopscope.catalog.rows import columns_of, visit_labels
 from loopscope.catalog.rule_registry import JUDGES, RULE_COLUMNS
 from loopscope.errors import ConfigError

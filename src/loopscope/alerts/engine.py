@@ -73,11 +73,13 @@ class AlertEngine:
 
     def observe(self, batch: RowBatch) -> list[Alert]:
         """The alerts that fire with these rows, of one table and of whole steps; any split gives the same alerts."""
-        judged = batch.after(self.settings.warmup_steps)
+        judged: RowBatch | None = None
         found: list[tuple[int, int, bool, Alert]] = []
         with np.errstate(all="ignore"):
             for index, (rule, judge) in enumerate(JUDGES.get(batch.table, ())):
-                rows = judged if rule.warmup else batch
+                rows = batch
+                if rule.warmup:
+                    rows = judged = judged or batch.after(self.settings.warmup_steps)
                 if len(rows.step) and rule.name not in self.settings.off:
                     readings = judge(rows, self.settings, self._memory[rule.name])
                     if readings is not None:

@@ -12,7 +12,7 @@ from loopscope.alerts.config import AlertConfig
 from loopscope.alerts.delivery import Notifier
 from loopscope.alerts.engine import Alert, AlertEngine
 from loopscope.alerts.gather import notices
-from loopscope.alerts.notice import AlertNotice, NoticeSink
+from loopscope.alerts.notice import NoticeSink
 from loopscope.alerts.replay_state import ReplayState, Told, key_of
 from loopscope.catalog.alert_settings import AlertSettings
 from loopscope.catalog.rows import SCOPE, columns_of, speaking
@@ -187,23 +187,16 @@ class AlertObserver:
             self._write_alerts(alerts, keys)
         # After a rollback the same steps may break the same bound once more: people know.
         new = [alert for alert in alerts if key_of(alert) not in self._told]
-        for notice in self._notices(new, keys):
+        run_id, attempt = str(keys.get("run_id") or ""), keys.get("attempt") or 1
+        for notice in notices(
+            new, keys["step"], self._rules, run_id=run_id, run_name=self._run_name, attempt=attempt
+        ):
             _log.warning(
                 "%s at step %s: %s. %s", notice.severity, notice.step, notice.title, notice.sentence()
             )
             if self._speaks and not (self._only_critical and notice.severity != "critical"):
                 # That a delivery failed is told by the other ways.
                 self._notifier.send(notice, skip_failed=notice.places == (_NOT_DELIVERED,))
-
-    def _notices(self, alerts: list[Alert], keys: Mapping[str, Any]) -> list[AlertNotice]:
-        return notices(
-            alerts,
-            keys["step"],
-            self._rules,
-            run_id=str(keys.get("run_id") or ""),
-            run_name=self._run_name,
-            attempt=keys.get("attempt") or 1,
-        )
 
     def _write_alerts(self, alerts: list[Alert], keys: Mapping[str, Any]) -> None:
         for alert in alerts:

@@ -1,10 +1,11 @@
-"""`docs/metrics.md`: the documentation page of every measured column."""
+"""What the documentation says of columns and rules: `docs/metrics.md`, and tables in other pages."""
 
 from __future__ import annotations
 
 from loopscope.catalog.bins import EDGES, NUM_BINS
 from loopscope.catalog.column import Column
 from loopscope.catalog.registry import METRICS
+from loopscope.catalog.rule_registry import RULES
 
 _INTRODUCTION = f"""\
 # Metrics
@@ -57,3 +58,12 @@ def metrics_page() -> str:
         parts.append("|---|---|---|---|---|---|---|---|")
         parts.extend(_row(column) for (owner, _), column in METRICS.items() if owner == table)
     return "\n".join(parts) + "\n"
+
+
+def rules_table() -> str:
+    """The table of the alert rules at their default bounds, Markdown."""
+    lines = ["| rule | bound | why |", "|---|---|---|"]
+    for rule in RULES.values():
+        bound = f"{rule.bound}; at once" if rule.at_once else rule.bound
+        lines.append(f"| `{rule.name}` | {_cell(bound)} | {_cell(rule.why)} |")
+    return "\n".join(lines)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loopscope.catalog.gauge import as_floats
-from loopscope.catalog.rows import visit_index, visit_label, visit_labels
+from loopscope.catalog.rows import VISIT, visit_index, visit_label, visit_labels
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -19,8 +19,6 @@ Flags = NDArray[np.bool_]
 FEW = 512
 """Rows that are looked at one by one sooner than sorted out in arrays."""
 
-VISIT = ("block", "unrolled_pos", "loop_step", "layer_idx")
-"""What `RowBatch.visits` is made from."""
 PAIR = ("kind", "to_layer_idx", "to_loop_step")
 """What `RowBatch.boundaries` is made from."""
 
@@ -94,16 +92,14 @@ class RowBatch:
     @cached_property
     def visits(self) -> Subjects:
         """The visits of a table that has a row per visit."""
-        block, position, loop_step, layer = self.objects("block"), *(self.ints(name) for name in VISIT[1:])
-        columns = {"block": block, "unrolled_pos": position, "loop_step": loop_step, "layer_idx": layer}
-        if len(block) <= FEW:
-            labels = visit_labels(
-                {**{name: found.tolist() for name, found in columns.items()}, "step": self.step}
-            )
+        columns = {"step": self.step, **{name: self.column(name) for name in VISIT}}
+        if isinstance(columns["loop_step"], list):  # rows that were dictionaries are few
+            labels = visit_labels(columns)
             number = {label: code for code, label in enumerate(dict.fromkeys(labels))}
             return Subjects(np.array([number[label] for label in labels]), list(number))
+        block, loop_step, layer = self.objects("block"), self.ints("loop_step"), self.ints("layer_idx")
         in_loop = block == "loop"
-        place = np.where(in_loop, loop_step, visit_index({**columns, "step": self.step}))
+        place = np.where(in_loop, loop_step, visit_index(columns))
         key = (place << _WIDTH) + np.where(in_loop, layer, 0)
         for kind, name in enumerate(dict.fromkeys(block.tolist())):
             key[block == name] += kind << _SHIFT

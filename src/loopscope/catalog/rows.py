@@ -16,6 +16,9 @@ SCOPE = ("step", "aggregation_scope", "rank")
 BLOCKS = ("head", "loop", "tail")
 """In the order of depth."""
 
+VISIT = ("block", "unrolled_pos", "loop_step", "layer_idx")
+"""The columns that say which visit a row is about."""
+
 
 def speaking(columns: Columns, lowest: float | None = None) -> NDArray[np.bool_]:
     """True for the rows of one table that stand for the run.

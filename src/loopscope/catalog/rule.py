@@ -68,6 +68,10 @@ class RuleCheck:
     """Said where there is no value."""
     unjudged: str = ""
     """Said of a value that the rule cannot judge; empty: as if there were none."""
+    chart: str = ""
+    """Identifier of the chart that shows it; empty: the rule's."""
+    also: tuple[str, ...] = ()
+    """Rules that have no line of their own and are told of in this one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +93,7 @@ class Rule:
     warmup: bool = True
     """True where the steps of the warm-up are not judged."""
     check: RuleCheck | None = None
-    """None where the report has a line for several rules together."""
+    """None where the line of another rule tells of it."""
 
     @property
     def at_once(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Literal
 
-from loopscope.alerts import RULES, AlertSettings
+from loopscope.alerts import RULES, AlertSettings, Rule
 from loopscope.analysis.health_findings import Findings
 from loopscope.report import readings
 from loopscope.report.look import Look
@@ -51,83 +51,50 @@ class Check:
         return SIGNS[self.state][1]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Kind:
-    title: str
-    rules: tuple[str, ...]
-    chart: str
-    bound: str
-    """In the settings' words."""
-    read: Callable[[Look, AlertSettings], Seen | None]
-    missing: str
-    warm: bool = True
-    """False where it is judged from the first step on."""
-
-
-def _of(name: str, read: Callable[[Look, AlertSettings], Seen | None] | None = None) -> _Kind:
-    """The check of one rule over one table."""
-    rule = RULES[name]
-    assert rule.check is not None, name
-    return _Kind(
-        title=rule.check.title,
-        rules=(name,),
-        chart=rule.chart,
-        bound=rule.check.bound,
-        read=read or partial(readings.by_rule, name),
-        missing=rule.check.missing,
-        warm=rule.warmup,
-    )
-
-
-_KINDS = (
-    _of("closure", readings.closure),
-    _Kind(
-        title="Every value is finite", rules=("nonfinite",), chart="counts", read=readings.finite, bound="none",
-        missing="there are no rows", warm=False,
-    ),
-    _of("dead_expert", readings.dead),
-    _of("load_entropy"),
-    _of("maxvio"),
-    _of("router_collapse"),
-    _of("z"),
-    _of("loop_growth"),
-    _of("loop_delta", readings.movement),
-    _of("token_correlation"),
-    _Kind(
-        title="Everything was measured", rules=("coverage", "dropped", "bad_input", "other"), chart="coverage",
-        read=readings.measured, missing="nothing was traced", bound="every visit, no event", warm=False,
-    ),
-    _Kind(
-        title="The run's files are whole", rules=("files",), chart="files", read=readings.files, missing="",
-        bound="no problem", warm=False,
-    ),
-)  # fmt: skip
+_READ: Mapping[str, Callable[[Look, AlertSettings], Seen | None]] = {
+    "closure": readings.closure,
+    "nonfinite": readings.finite,
+    "dead_expert": readings.dead,
+    "load_entropy": partial(readings.by_rule, "load_entropy"),
+    "maxvio": partial(readings.by_rule, "maxvio"),
+    "router_collapse": partial(readings.by_rule, "router_collapse"),
+    "z": partial(readings.by_rule, "z"),
+    "loop_growth": partial(readings.by_rule, "loop_growth"),
+    "loop_delta": readings.movement,
+    "token_correlation": partial(readings.by_rule, "token_correlation"),
+    "coverage": readings.measured,
+    "files": readings.files,
+}
+"""Rule → how its check is read off the rows, in the order of the screen: losses, routing, loop, the measurement."""
 
 
 def checks(look: Look, found: Findings) -> list[Check]:
-    """Every check with its state and value: losses, routing, loop, then the measurement itself."""
-    return [_check(kind, kind.read(look, found.settings), found) for kind in _KINDS]
+    """Every check with its state and value."""
+    listed = []
+    for name, read in _READ.items():
+        rule, seen = RULES[name], read(look, found.settings)
+        if rule.check is not None:
+            listed.append(
+                Check(
+                    title=rule.check.title,
+                    state=_state(rule, (name, *rule.check.also), seen, found),
+                    now=rule.check.missing if seen is None else seen.text,
+                    bound=rule.check.bound.format(**asdict(found.settings)),
+                    chart=rule.check.chart or rule.chart,
+                )
+            )
+    return listed
 
 
-def _check(kind: _Kind, seen: Seen | None, found: Findings) -> Check:
-    return Check(
-        title=kind.title,
-        state=_state(kind, seen, found),
-        now=kind.missing if seen is None else seen.text,
-        bound=kind.bound.format(**asdict(found.settings)),
-        chart=kind.chart,
-    )
-
-
-def _state(kind: _Kind, seen: Seen | None, found: Findings) -> State:
-    lasting = {f.severity for f in found.found if not f.over and f.rule in kind.rules}
+def _state(rule: Rule, names: tuple[str, ...], seen: Seen | None, found: Findings) -> State:
+    lasting = {f.severity for f in found.found if not f.over and f.rule in names}
     if lasting:
         return "critical" if "critical" in lasting else "warn"
-    if any(f.rule in kind.rules for f in found.early):
+    if any(f.rule in names for f in found.early):
         return "early"
-    if seen is None or not seen.judged or all(name in found.settings.off for name in kind.rules):
+    if seen is None or not seen.judged or all(name in found.settings.off for name in names):
         return "none"
-    if kind.warm and found.young:
+    if rule.warmup and found.young:
         return "young"
     return "near" if seen.excess > 1 else "ok"
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from loopscope.alerts import RULES, AlertSettings
-from loopscope.catalog.row_batch import VISIT, RowBatch
+from loopscope.catalog.row_batch import RowBatch
+from loopscope.catalog.rows import VISIT
 from loopscope.catalog.rule_registry import RULE_COLUMNS
 from loopscope.catalog.rules.loop_delta import BestMean
 from loopscope.report.look import Look

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loopscope.catalog.rule import Rule
+from loopscope.catalog.rule import Rule, RuleCheck
 from loopscope.catalog.rules.events import of_events
 
 EVENTS = frozenset(
@@ -25,4 +25,10 @@ RULE = Rule(
     judgements=(of_events(EVENTS.__contains__),),
     window="once",
     warmup=False,
+    check=RuleCheck(
+        title="Everything was measured",
+        bound="every visit, no event",
+        missing="nothing was traced",
+        also=("dropped", "bad_input", "other"),
+    ),
 )

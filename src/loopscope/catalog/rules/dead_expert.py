@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from loopscope.catalog.row_batch import VISIT, RowBatch, relevant
+from loopscope.catalog.row_batch import RowBatch, relevant
+from loopscope.catalog.rows import VISIT
 from loopscope.catalog.rule import Judgement, Readings, Rule, RuleCheck
 from loopscope.catalog.rule_bounds import RuleBounds
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loopscope.catalog.rule import Rule
+from loopscope.catalog.rule import Rule, RuleCheck
 
 RULE = Rule(
     name="files",
@@ -12,4 +12,5 @@ RULE = Rule(
     chart="files",
     window="once",
     warmup=False,
+    check=RuleCheck(title="The run's files are whole", bound="no problem", missing=""),
 )

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from loopscope.catalog.row_batch import VISIT, RowBatch
+from loopscope.catalog.row_batch import RowBatch
+from loopscope.catalog.rows import VISIT
 from loopscope.catalog.rule import Judgement, Readings, Rule, RuleCheck
 from loopscope.catalog.rule_bounds import RuleBounds
 

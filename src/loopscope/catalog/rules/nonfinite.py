@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from loopscope.catalog.row_batch import RowBatch, Subjects
-from loopscope.catalog.rule import Judgement, Readings, Rule
+from loopscope.catalog.rule import Judgement, Readings, Rule, RuleCheck
 from loopscope.catalog.rule_bounds import RuleBounds
 from loopscope.catalog.rules.events import of_events
 
@@ -41,4 +41,5 @@ RULE = Rule(
     ),
     window="once",
     warmup=False,
+    check=RuleCheck(title="Every value is finite", bound="none", missing="there are no rows", chart="counts"),
 )
