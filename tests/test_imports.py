@@ -31,12 +31,12 @@ def _run(code: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "code",
     [
-        "import loopscope; loopscope.__all__; loopscope.ConfigError",
+        "import loopscope; loopscope.__all__; loopscope.errors.ConfigError",
         "from loopscope import open_run",
         "import loopscope.store, loopscope.analysis, loopscope.probe",
         "from loopscope.probe import load_corpus; load_corpus('core')",
         "from loopscope.integrations.torchtitan import text; text.stdlib_files(10_000)",
-        "import loopscope.cli.summary, loopscope.cli.train, loopscope.cli.ranks",
+        "import loopscope.cli.summary, loopscope.cli.train, loopscope.cli.torchrun",
         "from loopscope.cli import main; assert main(['--help']) == 0",
         "from loopscope.cli import main; assert main(['--version']) == 0",
     ],

@@ -90,7 +90,6 @@ def measure_deep(loop_steps: int, documents: int, length: int, together: int) ->
         input_ids=ids,
         corpus_hash=token_hash(ids),
         strata={"domain": [f"domain {number % 3}" for number in range(documents)]},
-        document_names=tuple(str(number) for number in range(documents)),
         dropped_first_token=False,
     )
     settings = DeepSettings(shuffle_scope="document", num_shuffles=4)

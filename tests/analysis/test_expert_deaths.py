@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopscope import ConfigError, expert_deaths, open_run
-from loopscope.analysis import Run
+from loopscope import open_run
+from loopscope.analysis import Run, expert_deaths
 from loopscope.analysis.expert_deaths import _stretches
+from loopscope.errors import ConfigError
 from loopscope.store import RunStore, StoreOptions
 
 OPTIONS = StoreOptions(tick_s=3600.0, seal_in="thread", on_error="raise")

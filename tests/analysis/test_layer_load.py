@@ -10,8 +10,8 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopscope import layer_load, open_run
-from loopscope.analysis import Run
+from loopscope import open_run
+from loopscope.analysis import Run, layer_load
 from loopscope.analysis.layer_load import _mutual_information
 from loopscope.store import RunStore, StoreOptions
 

@@ -17,6 +17,7 @@ from loopscope.capture import Capture, CoverageError, PlanError, ReconcileError,
 from loopscope.capture.source import DECODERS
 from loopscope.errors import RunExistsError, TraceError, UnsupportedError
 from loopscope.models.toy import ToyLoopMoE
+from loopscope.trace import NullCollector
 
 
 def attach(model: Any, out: Path, **changes: Any) -> Any:
@@ -168,7 +169,7 @@ def test_recompute_records_nothing(tmp_path: Path) -> None:
     assert len(rows(tmp_path, "router")) == 8
 
 
-class Heard(loopscope.NullCollector):
+class Heard(NullCollector):
     def on_probe_step(
         self, step: int, sink: Any, meta: Any, per_token_loss: torch.Tensor
     ) -> dict[str, float]:

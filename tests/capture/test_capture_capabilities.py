@@ -9,7 +9,7 @@ from loopscope.capture import PlanError, Requirement, synthesize
 from loopscope.capture.capabilities import InvalidRequirementError
 from loopscope.capture.requirements import requirement, requirements_by_metric
 from loopscope.capture.torch_adapter import TorchAdapter
-from loopscope.metrics import REGISTRY
+from loopscope.catalog.registry import TRAINING_METRICS
 
 
 class Silent:
@@ -40,7 +40,7 @@ class Silent:
 
 def test_everything_is_absent_until_declared() -> None:
     found = synthesize(requirements_by_metric(), Silent())
-    assert set(found) == set(REGISTRY)
+    assert set(found) == set(TRAINING_METRICS)
     assert {item.status for item in found.values()} == {"absent"}
     assert all(item.reason for item in found.values())
 

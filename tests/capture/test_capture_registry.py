@@ -5,7 +5,7 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from loopscope.capture import registry
-from loopscope.capture.registry import BACKENDS, TASKS, adapters, adapters_for, resolve_adapter
+from loopscope.capture.registry import TASKS, adapters, resolve_adapter, resolve_targets
 
 
 def test_every_task_of_every_backend_is_a_class_or_says_what_is_supported() -> None:
@@ -23,8 +23,8 @@ def test_every_task_of_every_backend_is_a_class_or_says_what_is_supported() -> N
 
 
 def test_it_is_a_read_only_mapping_per_backend() -> None:
-    assert set(BACKENDS) <= set(adapters())
-    found = adapters_for("torch")
+    assert {"torchtitan", "torch", "transformers", "mlx"} <= set(adapters())
+    found = resolve_targets("torch")
     assert "sft" in found
     assert list(found.keys()) == list(TASKS)
     with pytest.raises(TypeError):

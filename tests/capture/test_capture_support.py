@@ -3,12 +3,12 @@ from __future__ import annotations
 import logging
 
 import pytest
+from settings_readers import READERS, fields_read, fields_read_by
 
 from loopscope.capture import RunSettings, SupportEntry, check_config
-from loopscope.capture.guard import fields_read, fields_read_by
 from loopscope.capture.registry import adapters
 from loopscope.capture.support import gaps, is_reviewed, preflight
-from loopscope.capture.support_table import READERS, SUPPORT
+from loopscope.capture.support_table import SUPPORT
 from loopscope.errors import ConfigError, UnsupportedError
 
 PAIRS = [(task, backend) for backend, tasks in adapters().items() for task in tasks]

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from loopscope.capture import PlanError, ReconcileError, RoutingSpec, reconcile
 from loopscope.capture.errors import CoverageError
+from loopscope.capture.plan_adapter import check_coverage
 from loopscope.capture.proof import Routing
-from loopscope.capture.transformers_adapter import check_coverage
 
 SPEC = RoutingSpec(
     num_experts=8, top_k=2, score_func="softmax", order="score_then_topk", normalised=True, balancing="none"

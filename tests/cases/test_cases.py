@@ -10,6 +10,7 @@ import torch
 from case_models import CheckpointedLoop, balanced, loop_spec, meta, point
 
 import loopscope
+from loopscope.errors import MetricInputError
 from loopscope.metrics import finish_loss
 from loopscope.trace import ACTIVE_TRACE_SINK, TracePoint
 
@@ -69,7 +70,7 @@ def test_padding_counted(given):
 def test_softmax_twice(given):
     check(one_visit(given["input"]), given["expect"])
     twice = {**given["input"], "router_logits": logits_of(given["input"]).softmax(-1)[0].tolist()}
-    with pytest.raises(loopscope.MetricInputError, match="router_logits hold probabilities"):
+    with pytest.raises(MetricInputError, match="router_logits hold probabilities"):
         one_visit(twice)
 
 

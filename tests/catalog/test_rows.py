@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loopscope.catalog.rows import speaking, speaking_sql, visit_labels
+from loopscope.catalog.rows import VISIT, VISIT_INDEX, speaking, speaking_sql, visit_label, visit_labels
 
 _ROWS = st.lists(
     st.tuples(
@@ -64,13 +64,22 @@ def test_a_run_that_recorded_no_rank_speaks_with_every_row():
 
 
 def test_visits_are_named_alike_at_every_depth():
-    found = visit_labels(
-        {
-            "step": [1, 1, 1, 1, 2, 2],
-            "block": ["head", "loop", "tail", "tail", "tail", None],
-            "unrolled_pos": [0, 1, 5, 6, 3, 7],
-            "loop_step": [None, 0, None, None, None, None],
-            "layer_idx": [None, 2, None, None, None, None],
-        }
-    )
+    visits = {
+        "step": [1, 1, 1, 1, 2, 2],
+        "block": ["head", "loop", "tail", "tail", "tail", None],
+        "unrolled_pos": [0, 1, 5, 6, 3, 7],
+        "loop_step": [None, 0, None, None, None, None],
+        "layer_idx": [None, 2, None, None, None, None],
+    }
+    found = visit_labels(visits)
     assert found == ["head 0", "loop step 0, layer 2", "tail 0", "tail 1", "tail 0", "depth 7"]
+    with duckdb.connect() as connection:
+        connection.register("t", pa.table(visits))
+        query = f"select {', '.join(VISIT)}, {VISIT_INDEX} as i from t order by step, unrolled_pos"
+        rows = connection.sql(query).fetchall()
+    by_sql = [visit_label(block, loop_step, layer, index) for block, _, loop_step, layer, index in rows]
+    assert sorted(by_sql) == sorted(found)
+
+
+def test_a_table_that_also_has_rank_local_rows_speaks_with_its_global_ones_alone():
+    assert speaking_sql("t", any_global=True, any_local=False, lowest=0) == "aggregation_scope = 'global'"

@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import pytest
 
+from loopscope.catalog.registry import TRAINING_METRICS
 from loopscope.cli import main
-from loopscope.metrics import REGISTRY
 
 
 def test_it_lists_every_metric(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["metrics"]) == 0
     out = capsys.readouterr().out
-    for _, name in REGISTRY:
+    for _, name in TRAINING_METRICS:
         assert name in out
 
 

@@ -60,16 +60,16 @@ def test_one_step(shown) -> None:
     assert "every expected visit seen at all 1 traced step(s)" in text
 
 
-def test_ranks_are_averaged_and_said_so(shown) -> None:
-    text = shown([loss(1, 2.0, rank=0), loss(1, 4.0, rank=1)], ranks=2)
-    assert "mean of 2 ranks' own rows" in text
-    assert _row(text, "task_loss")[1] == "3.000"
+def test_the_lowest_rank_speaks_where_no_row_is_global_and_it_is_said(shown) -> None:
+    text = shown([loss(1, 4.0, rank=1), loss(1, 2.0, rank=0)], ranks=2)
+    assert "Loss (nats, rank-local: rank 0 of 2)" in text
+    assert _row(text, "task_loss")[1:3] == ["2.000", "2.000"]
 
 
 def test_global_rows_win_over_the_ranks_own(shown) -> None:
     text = shown([loss(1, 2.0), loss(1, 7.0, rank=None, aggregation_scope="global")], ranks=2)
     assert _row(text, "task_loss")[1] == "7.000"
-    assert "own rows" not in text
+    assert "rank-local" not in text
 
 
 def test_a_missing_value_has_its_reason(shown) -> None:
@@ -94,7 +94,7 @@ def test_worst_visits_are_the_worst_of_each_depth(shown) -> None:
     text = shown(rows)
     worst = text[text.index("Worst visits") : text.index("Every depth")]
     cells = [re.split(r"\s{2,}", line.strip()) for line in worst.splitlines()[3:] if line.strip()]
-    assert [(row[0], row[5], row[6]) for row in cells] == [
+    assert [(row[0], row[3], row[4]) for row in cells] == [
         ("1", "5", "3.00"),
         ("0", "10", "2.00"),
         ("2", "10", "–"),
@@ -108,9 +108,11 @@ def test_every_depth_keeps_numeric_order(shown) -> None:
     assert [line.split()[0] for line in depths] == ["0", "1", "2", "10"]
 
 
-def test_head_has_no_loop_coordinates(shown) -> None:
-    text = shown([router(1, 0, 0.1)])
-    assert _row(text, "0")[:5] == ["0", "head", "–", "–", "16/2"]
+def test_visits_are_called_by_block_loop_step_and_layer(shown) -> None:
+    text = shown([router(1, 0, 0.1), router(1, 2, 0.1), router(1, 3, 0.1, block="tail")])
+    assert _row(text, "0")[:3] == ["0", "head 0", "16/2"]
+    assert _row(text, "2")[:3] == ["2", "loop step 1, layer 0", "16/2"]
+    assert _row(text, "3")[:3] == ["3", "tail 0", "16/2"]
 
 
 def test_loop_convergence_first_and_last(shown) -> None:
@@ -284,5 +286,5 @@ def test_the_deep_probe_by_loop_step_and_by_visit(shown) -> None:
     growth = [("probe_perturbation", {**visit, "amplification": 2.5, "flipped_share": 0.125})]
     text = shown([*readouts, *margins, *growth])
     assert "Readout per loop step, through the tail, probe at step 10" in text
-    line = next(line for line in text.splitlines() if "layer 0, step 0" in line)
+    line = next(line for line in text.splitlines() if "loop step 0, layer 0" in line)
     assert line.split()[-5:] == ["1.01", "1.25", "block", "2.50", "0.125"]

@@ -5,7 +5,7 @@ import torch
 from collect_helpers import meta, sink, specs
 from test_collector import LOSS, collector
 
-from loopscope.metrics import REGISTRY
+from loopscope.catalog.registry import TRAINING_METRICS
 from loopscope.store import TABLES
 
 TRACED = ("loss", "router", "residual", "transition")
@@ -14,7 +14,9 @@ TRACED = ("loss", "router", "residual", "transition")
 @pytest.mark.parametrize("table", TRACED)
 def test_every_metric_is_a_column_of_its_type(table):
     types = {column.name: column.type for column in TABLES[table].columns}
-    metrics = {name: metric.kind for (of_table, name), metric in REGISTRY.items() if of_table == table}
+    metrics = {
+        name: metric.type for (of_table, name), metric in TRAINING_METRICS.items() if of_table == table
+    }
     assert {name: types.get(name) for name in metrics} == metrics
 
 

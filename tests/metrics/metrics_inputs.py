@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import numpy as np
 import torch
 from hypothesis import strategies as st
 
 from loopscope.metrics import (
+    EMPTY,
     PairTensors,
+    Reduced,
     VisitTensors,
-    finish_pair,
-    finish_visit,
+    finish_pairs,
+    finish_visits,
     pair_layout,
     reduce_pair,
     reduce_visit,
@@ -65,6 +70,45 @@ def mask(v, kind, seed=0):
     valid = torch.rand(batch, seq, generator=torch.Generator().manual_seed(seed)) < 0.6
     valid[-1, -1] = True
     return valid
+
+
+def empty_reduced(layout):
+    """The identity of `Reduced.merged`: what a rank or microbatch contributes that saw nothing."""
+    return Reduced(
+        torch.zeros(layout.n_sum, dtype=torch.float64),
+        torch.full((layout.n_max,), EMPTY, dtype=torch.float64),
+    )
+
+
+def _first(columns):
+    return {name: values[0] for name, values in columns.values.items()}
+
+
+def finish_visit(layout, sums, maxima, *, score_func="softmax", **how):
+    """One visit's rows: `router`, `router_nulls`, `residual`, `residual_nulls`, `num_tokens`, `faults`."""
+    done = finish_visits(layout, sums[None], maxima[None], score_funcs=[score_func], **how)
+    return SimpleNamespace(
+        router=None if done.router is None else _first(done.router),
+        router_nulls={} if done.router is None else done.router.nulls[0],
+        residual=_first(done.residual),
+        residual_nulls=done.residual.nulls[0],
+        num_tokens=done.num_tokens[0],
+        faults=tuple(fault for _, fault in done.faults),
+    )
+
+
+def finish_pair(layout, sums, maxima, *, from_count=None, to_count=None):
+    """One transition's row: `transition`, `transition_nulls`, `num_tokens`, `faults`."""
+    counts = [
+        None if count is None else np.asarray(count, dtype=float)[None] for count in (from_count, to_count)
+    ]
+    done = finish_pairs(layout, sums[None], maxima[None], from_count=counts[0], to_count=counts[1])
+    return SimpleNamespace(
+        transition=_first(done.transition),
+        transition_nulls=done.transition.nulls[0],
+        num_tokens=done.num_tokens[0],
+        faults=tuple(fault for _, fault in done.faults),
+    )
 
 
 def finished(v, valid=None, **how):

@@ -77,6 +77,11 @@ def router_columns(v, valid):
     row["top1_prob_mean"] = np.mean([max(probs[t]) for t in tokens])
     row["topk_mass_mean"] = np.mean([sum(probs[t, e] for e in idx[t]) for t in tokens])
 
+    squares = {t: float((weights[t] ** 2).sum()) for t in tokens}
+    used = [weights[t].sum() ** 2 / squares[t] for t in tokens if squares[t] >= 1e-12]
+    row["effective_topk_mean"] = np.mean(used) if used and k > 1 else None
+    row["effective_topk_excluded"] = None if k == 1 else len(tokens) - len(used)
+
     ordered = [sorted(scores[t], reverse=True) for t in tokens]
     margins = np.array([r[0] - r[k - 1] for r in ordered])
     gaps = np.array([r[k - 1] - r[k] for r in ordered]) if k < experts else None

@@ -220,6 +220,6 @@ def test_one_metric_that_fails_costs_the_others_nothing(monkeypatch):
     monkeypatch.setattr(load, "entropy", broken)
     row = finished(visit())
     failed = {name for name, reason in row.router_nulls.items() if reason == "failed"}
-    assert failed == {metric.name for metric in load.FAMILY.metrics}
+    assert failed == {column.name for column in load.FAMILY.columns}
     assert "no entropy today" in kinds(row)["metric_failed"].message
     assert row.router["lb_loss"] is not None

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from loopscope.metrics import CLOSURE_TOLERANCE, REGISTRY, finish_loss
+from loopscope.catalog.registry import TRAINING_METRICS
+from loopscope.metrics import CLOSURE_TOLERANCE, finish_loss
 
 GOOD = {
     "task_loss": 2.0,
@@ -25,7 +26,7 @@ def test_closed_sum():
 
 def test_every_column_of_the_registry_is_there():
     done = finish_loss(**GOOD)
-    assert set(done.columns) == {name for table, name in REGISTRY if table == "loss"}
+    assert set(done.columns) == {name for table, name in TRAINING_METRICS if table == "loss"}
 
 
 def test_what_is_not_known_is_absent_never_zero():

@@ -10,9 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from metrics_inputs import finished, mask, visit, visits
+from metrics_inputs import empty_reduced, finish_visit, finished, mask, visit, visits
 
-from loopscope.metrics import empty_reduced, finish_visit, reduce_visit, seal_rank, visit_layout
+from loopscope.metrics import reduce_visit, seal_rank, visit_layout
 
 TENSORS = (
     "router_logits",

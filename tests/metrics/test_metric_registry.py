@@ -1,42 +1,44 @@
+"""Declarations and computations belong together, and layouts have no holes."""
+
 from __future__ import annotations
 
-import re
-from pathlib import Path
+from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from loopscope.metrics import REGISTRY, pair_layout, visit_layout
-from loopscope.metrics.docs import render
-from loopscope.metrics.registry import RESIDUAL, ROUTER, TRANSITION
-from loopscope.store import TABLES
-
-ROOT = Path(__file__).parents[2]
+from loopscope.catalog.registry import TABLES
+from loopscope.errors import SchemaError
+from loopscope.metrics import finish_visits, pair_layout, registry, visit_layout
+from loopscope.metrics.router import load
 
 
-def test_the_page_is_what_the_registry_says():
-    assert (ROOT / "docs/metrics.md").read_text() == render(), (
-        "run: python -m loopscope.metrics.docs > docs/metrics.md"
-    )
+def test_every_file_of_a_table_computes_declared_columns_and_all_of_them():
+    for families in (registry._ROUTER, registry._RESIDUAL, registry._TRANSITION):
+        for name, family in families.items():
+            assert family.module.endswith(f".{name}")
+            assert bool(family.columns) == (family.finish is not None)
 
 
-def test_the_page_names_every_column_once_per_table():
-    page = render()
-    for table, name in REGISTRY:
-        section = page.split(f"\n## `{table}`\n")[1].split("\n## ")[0]
-        assert len(re.findall(rf"^\| `{name}` \|", section, re.M)) == 1
+def test_a_declared_column_without_code_is_refused(monkeypatch):
+    table = TABLES["residual"]
+    stray = replace(table.by_name["rms"], name="stray", computed="nowhere")
+    grown = {**TABLES, "residual": replace(table, columns=(*table.columns, stray))}
+    monkeypatch.setattr(registry, "TABLES", grown)
+    with pytest.raises(SchemaError, match="nowhere"):
+        registry._families(registry.residual)
 
 
-@pytest.mark.parametrize("key", REGISTRY)
-def test_every_entry_says_everything(key):
-    metric = REGISTRY[key]
-    assert (metric.table, metric.name) == key
-    for text in (metric.formula, metric.unit, metric.merge, metric.source, metric.null_rule):
-        assert text.strip()
+def test_code_without_a_declaration_is_refused(monkeypatch):
+    def finish(partials):
+        return {**load._finish(partials), "load_gini": 0.0}
 
-
-@pytest.mark.parametrize("family", [*ROUTER, *RESIDUAL, *TRANSITION], ids=lambda f: f.__class__.__name__)
-def test_a_family_is_one_table(family):
-    assert len({metric.table for metric in family.metrics}) <= 1
+    stray = SimpleNamespace(module=load.__name__, columns=load.FAMILY.columns, finish=finish)
+    families = [stray if family is load.FAMILY else family for family in registry.visit_families(2)]
+    monkeypatch.setattr(registry, "visit_families", lambda num_experts: families)
+    with pytest.raises(SchemaError, match="load_gini"):
+        registry._check()
 
 
 def test_slots_are_placed_without_gap_or_overlap():
@@ -56,16 +58,21 @@ def test_slots_are_placed_without_gap_or_overlap():
             assert end == size
 
 
-KEYS = {
-    *("run_id", "attempt", "step", "rank", "world_size", "aggregation_scope", "tokens_seen", "elapsed_s"),
-    *("wall_time", "null_reasons", "block", "unrolled_pos", "loop_step", "layer_idx", "num_loop_steps"),
-    *("num_experts", "top_k", "score_func", "score_space", "num_tokens", "num_microbatches", "kind"),
-    *("from_pos", "to_pos", "from_loop_step", "to_loop_step", "from_layer_idx", "to_layer_idx"),
-}
+def test_a_family_that_fails_for_one_visit_costs_that_visit_alone(monkeypatch):
+    layout = visit_layout(4, 1)
+    sums = np.zeros((3, layout.n_sum))
+    sums[:, layout.sum_slices["tokens"]] = 8
+    sums[:, layout.sum_slices["count"]] = [[2, 2, 2, 2], [8, 0, 0, 0], [2, 2, 2, 2]]
 
+    def finish(partials):
+        if (partials["count"] == 0).any():
+            raise RuntimeError("no")
+        return finish_load(partials)
 
-@pytest.mark.parametrize("table", ["loss", "router", "residual", "transition"])
-def test_the_store_has_these_columns_and_row_keys_only(table):
-    stored = {column.name: column.type for column in TABLES[table].columns}
-    mine = {name: metric.kind for (owner, name), metric in REGISTRY.items() if owner == table}
-    assert {name: kind for name, kind in stored.items() if name not in KEYS} == mine
+    finish_load = load.FAMILY.finish
+    monkeypatch.setitem(load.FAMILY.__dict__, "finish", finish)
+    done = finish_visits(layout, sums, np.zeros((3, layout.n_max)), score_funcs=["softmax"] * 3)
+    assert done.router.values["load_cv"] == [0.0, None, 0.0]
+    assert [nulls.get("load_cv") for nulls in done.router.nulls] == [None, "failed", None]
+    assert [(i, f.kind) for i, f in done.faults if f.kind == "metric_failed"] == [(1, "metric_failed")]
+    assert done.router.values["dead_experts"] == [0, 3, 0]

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from metrics_inputs import DTYPES, finished_pair, mask, visit
 from metrics_oracle import transition_columns
 
-from loopscope.metrics import PAIR_KINDS, REGISTRY, PairTensors
+from loopscope.catalog.registry import TRAINING_METRICS
+from loopscope.catalog.tables.transition import PAIR_KINDS
+from loopscope.metrics import PairTensors
 
 
 @st.composite
@@ -57,7 +59,11 @@ def test_every_transition_column(case):
         counts = tuple(counts_of(i, valid, how["experts"]) for i in (t.from_topk_idx, t.to_topk_idx))
     row = finished_pair(t, valid, counts=counts, **how)
     expected = transition_columns(t, valid, **how)
-    assert set(expected) == set(row.transition) == {name for table, name in REGISTRY if table == "transition"}
+    assert (
+        set(expected)
+        == set(row.transition)
+        == {name for table, name in TRAINING_METRICS if table == "transition"}
+    )
     for name, want in expected.items():
         have = row.transition[name]
         if want is None:

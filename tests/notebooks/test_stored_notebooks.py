@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from notebook_cells import FOLDER, NOTEBOOKS, load
-
-import loopscope
 
 
 def sources(path: Path) -> str:
@@ -57,8 +56,8 @@ class TestNotebook:
         tree = ast.parse(sources(path))
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "loopscope":
-                assert node.module == "loopscope"
-                assert {alias.name for alias in node.names} <= set(loopscope.__all__)
+                assert node.module in ("loopscope", "loopscope.analysis")
+                assert {alias.name for alias in node.names} <= set(import_module(node.module).__all__)
             if isinstance(node, ast.Import):
                 assert not any(alias.name.startswith("loopscope.") for alias in node.names)
 

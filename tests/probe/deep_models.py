@@ -19,7 +19,6 @@ def encoded(documents: int = 4, length: int = 12, seed: int = 0) -> EncodedCorpu
         input_ids=ids,
         corpus_hash=token_hash(ids),
         strata={"domain": ["a", "b"] * (documents // 2)},
-        document_names=tuple(str(i) for i in range(documents)),
         dropped_first_token=False,
     )
 

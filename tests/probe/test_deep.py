@@ -256,7 +256,12 @@ def test_training_goes_on_as_if_nothing_had_happened():
 
 @pytest.mark.parametrize(
     "where",
-    ["deep_routing.Routing.add", "deep_spill.Spill.put", "deep_spill.Spill.get", "deep_readout.Readouts.add"],
+    [
+        "deep_routing.RoutingRecorder.add",
+        "deep_spill.SpillFile.put",
+        "deep_spill.SpillFile.get",
+        "deep_readout.Readouts.add",
+    ],
 )
 def test_an_error_of_ones_own_comes_after_the_last_forward(monkeypatch, where):
     model, calls = LinearLoop(), []

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loopscope.errors import ProbeError
-from loopscope.probe.deep_spill import CleanVisits, Spill
+from loopscope.probe.deep_spill import CleanVisits, SpillFile
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int16, torch.int64, torch.float64, torch.uint8, torch.bool)
 
@@ -25,7 +25,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.int16, torch.int64, torch.float64
     )
 )
 def test_what_was_put_comes_back_in_any_order(wanted):
-    spill, kept = Spill(), []
+    spill, kept = SpillFile(), []
     for shape, dtype, seed in wanted:
         drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
         tensor = drawn.transpose(0, -1) if drawn.ndim > 1 else drawn  # not contiguous
@@ -39,7 +39,7 @@ def test_what_was_put_comes_back_in_any_order(wanted):
 
 
 def test_a_copy_is_kept():
-    spill, tensor = Spill(), torch.zeros(3)
+    spill, tensor = SpillFile(), torch.zeros(3)
     stored = spill.put(tensor)
     tensor.add_(1)
     spill.get(stored).add_(7)
@@ -47,7 +47,7 @@ def test_a_copy_is_kept():
 
 
 def test_cleared_room_is_used_again():
-    spill = Spill()
+    spill = SpillFile()
     first = spill.put(torch.zeros(5))
     spill.clear()
     assert spill.put(torch.ones(5)).offset == first.offset
@@ -57,7 +57,7 @@ def test_the_file_is_closed_with_its_owner(monkeypatch):
     made = []
     fresh = tempfile.TemporaryFile
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda **how: made.append(fresh(**how)) or made[-1])
-    spill = Spill()
+    spill = SpillFile()
     assert made == []  # nothing is made before it is needed
     spill.put(torch.zeros(3))
     del spill
@@ -70,14 +70,12 @@ def test_a_file_that_cannot_be_made(monkeypatch):
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
-    with pytest.raises(
-        ProbeError, match=r"cannot put 12 bytes aside in .* \(No space left on device\).*TMPDIR"
-    ):
-        Spill().put(torch.zeros(3))
+    with pytest.raises(ProbeError, match=r"cannot write 12 bytes to .* \(No space left on device\).*TMPDIR"):
+        SpillFile().put(torch.zeros(3))
 
 
 def test_a_file_that_was_cut():
-    spill = Spill()
+    spill = SpillFile()
     stored = spill.put(torch.zeros(3))
     spill._file.truncate(4)
     with pytest.raises(ProbeError, match="gave 4 bytes, expected 12"):

@@ -62,7 +62,6 @@ def deep_peak(loop_steps: int) -> int:
         input_ids=ids,
         corpus_hash="h",
         strata={"domain": ["a", "b", "a", "b"]},
-        document_names=tuple("abcd"),
         dropped_first_token=False,
     )
     settings = DeepSettings(shuffle_scope="batch", num_shuffles=2)

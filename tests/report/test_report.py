@@ -257,7 +257,7 @@ def test_several_runs_begin_with_one_line_each_and_keep_their_colours(tmp_path):
     assert "Something is wrong: The total loss is not the sum of its parts." in " ".join(begin.split())
     assert begin.count("checks healthy") == 3
     names = ["a-model-wit\u2026er-seed-1", "a-model-wit\u2026er-seed-2", "short"]
-    for chart in ("c-task_loss", "c-grad", "c-maxvio"):
+    for chart in ("c-task_loss", "c-grad_norm", "c-maxvio_count"):
         # In the data's order, from which the colours follow; one without a value has a row that is not drawn.
         assert list(dict.fromkeys(row["run"] for row in page.rows(chart))) == names, chart
     folded = {

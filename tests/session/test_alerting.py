@@ -4,10 +4,11 @@ import json
 
 import pytest
 
-from loopscope import AlertConfig, AlertSettings, ConfigError, Loopscope, LossComponents, open_run
+from loopscope import AlertConfig, AlertSettings, Loopscope, LossComponents, open_run
 from loopscope.alerts import AlertingWriter
 from loopscope.alerts import replay as stored
 from loopscope.analysis.health_findings import replay
+from loopscope.errors import ConfigError
 
 RULES = AlertSettings(sustain=3)
 

@@ -5,7 +5,7 @@ from loopscope import Loopscope, LossComponents, open_run
 from loopscope.collect import ProbeCorpus
 from loopscope.errors import CheckpointMismatchError, NotARunError, RunExistsError, TraceError
 from loopscope.models.toy import ToyLoopMoE
-from loopscope.session import LoopscopeConfig, Session
+from loopscope.session import LoopscopeConfig
 from loopscope.trace import ACTIVE_TRACE_SINK, run_probe_forward
 
 LOSS = LossComponents(
@@ -42,8 +42,7 @@ class _Logits(torch.nn.Module):
         return self.model(ids)[0]
 
 
-def test_public_names():
-    assert Session is Loopscope
+def test_the_configuration_is_reached_through_loopscope():
     assert Loopscope.Config is LoopscopeConfig
 
 

@@ -11,10 +11,10 @@ import pytest
 from store_runs import QUIET, loss, write_attempt
 
 from loopscope import __version__
-from loopscope.analysis.relations import Views
+from loopscope.analysis.sql_views import SqlViews
 from loopscope.errors import SchemaError
 from loopscope.store import TABLES, Column, RunReader, RunStore, TableSchema
-from loopscope.store.seal_run import seal_run
+from loopscope.store.seal.seal_run import seal_run
 
 OLD = TABLES["loss"]
 NEW = replace(
@@ -45,7 +45,7 @@ def test_sql_over_both_versions(both: Path) -> None:
     import duckdb
 
     with duckdb.connect() as connection:
-        views = Views(connection, [RunReader(both, tables=NEWER)])
+        views = SqlViews(connection, [RunReader(both, tables=NEWER)])
         query = "select step, later from loss order by step"
         views.ensure(query)
         assert connection.sql(query).fetchall() == [(1, None), (2, None), (3, None), (4, 0.5), (5, 0.5)]

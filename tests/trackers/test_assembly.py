@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from loopscope.store import TABLES
 from loopscope.trackers.assembly import StepAssembler
-from loopscope.trackers.values import CORE_KEYS
+from loopscope.trackers.scalars import CORE_KEYS
 
 
 def keys(step, scope="global", **more):

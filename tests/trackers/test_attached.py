@@ -69,6 +69,6 @@ def test_a_hugging_face_trainers_own_wandb_run_is_shared(tmp_path):
 
 def test_a_tracker_that_does_not_exist_is_refused_before_anything_is_attached(tmp_path):
     model = build("qwen3_moe")
-    with pytest.raises(loopscope.ConfigError, match="'wandbx', expected some of tensorboard, wandb"):
+    with pytest.raises(loopscope.errors.ConfigError, match="'wandbx', expected some of tensorboard, wandb"):
         loopscope.attach(model, out=tmp_path / "run", trackers=("wandbx",))
     assert not (tmp_path / "run").exists()

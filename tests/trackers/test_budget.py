@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from loopscope.errors import ConfigError
 from loopscope.trackers import KEY_LIMIT, KeyBudget
 from loopscope.trackers.backends import tensorboard, wandb
-from loopscope.trackers.start import OF_THE_TRAINER
-from loopscope.trackers.values import CORE_KEYS
+from loopscope.trackers.registry import OF_THE_TRAINER
+from loopscope.trackers.scalars import CORE_KEYS
 
 
 @given(

@@ -49,9 +49,9 @@ def test_the_spread_over_visits_is_three_histograms(rolled_back):
 def test_tables_are_text(rolled_back):
     table = text(events(rolled_back / "tensorboard"), "loopscope/visits")
     head, _, *rows = table.splitlines()
-    assert head.startswith("| step | block | unrolled_pos | loop_step | layer_idx |")
+    assert head.startswith("| step | visit | block | unrolled_pos | loop_step | layer_idx |")
     assert len(rows) == 8
-    assert rows[0].startswith("| 15 | head | 0 | – | – |")
+    assert rows[0].startswith("| 15 | head 0 | head | 0 | – | – |")
 
 
 def test_few_tags(rolled_back):

@@ -17,8 +17,8 @@ from loopscope.catalog.row_batch import Ints, RowBatch
 from loopscope.catalog.rows import SCOPE, speaking
 from loopscope.catalog.rule_registry import RULE_COLUMNS
 from loopscope.store import RunReader
-from loopscope.store.files import Part
-from loopscope.store.reader import conform
+from loopscope.store.read.files import SealedPart
+from loopscope.store.read.reader import conform
 
 _LISTS = {"expert_count": "dead_experts"}
 """Column of lists → the column that is above 0 where the list matters. Lists are most of a table's bytes: they are read
@@ -118,7 +118,7 @@ def _in_order(reader: RunReader, table: str) -> list[_File]:
     return sorted(found, key=lambda file: file.order)
 
 
-def _smallest(part: Part, name: str) -> int | None:
+def _smallest(part: SealedPart, name: str) -> int | None:
     """A column's smallest value, as the part's statistics say."""
     try:
         with pq.ParquetFile(part.path) as file:
@@ -129,7 +129,9 @@ def _smallest(part: Part, name: str) -> int | None:
         return None
 
 
-def _reads_part(reader: RunReader, part: Part, names: tuple[str, ...]) -> Callable[[], Iterator[pa.Table]]:
+def _reads_part(
+    reader: RunReader, part: SealedPart, names: tuple[str, ...]
+) -> Callable[[], Iterator[pa.Table]]:
     fields = reader.schema(part.table).arrow
 
     def read() -> Iterator[pa.Table]:

@@ -34,12 +34,10 @@ class HealthRows(Protocol):
 
     def append(self, table: str, row: Mapping[str, object]) -> None:
         """Add one row."""
-        ...
 
     @property
     def dropped(self) -> int:
         """Rows that could not be written so far."""
-        ...
 
 
 class AlertObserver:
@@ -58,6 +56,9 @@ class AlertObserver:
         speaks: False for a rank whose rows are not the run's: its events go to its log, and that is all.
         on_error: "record" counts failures of the judgement, "raise" lets them out.
     """
+
+    timed_as = ""
+    """What it takes is in no `timing` row."""
 
     def __init__(
         self,
@@ -95,7 +96,7 @@ class AlertObserver:
         self._notifier.add(sinks)
 
     def see(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Rows of one table that were written; none: a moment to write down what was not delivered."""
+        """Rows of one table that were written, in order."""
         if os.getpid() != self._pid:
             return  # a forked child, such as a data loader's worker, has nothing to tell
         try:
@@ -115,8 +116,12 @@ class AlertObserver:
             if self.errors == 1:
                 _log.warning("a row of %s could not be judged: %s: %s", table, type(error).__name__, error)
 
-    def settle(self) -> None:
-        """Judge what is left and wait a little for deliveries; rows are still taken. A second call does nothing."""
+    def flush(self) -> None:
+        """Write down what was not delivered so far."""
+        self.see("", ())
+
+    def close(self) -> None:
+        """Judge what is left and wait a little for deliveries; rows may still come. A second call does nothing."""
         if self._settled or os.getpid() != self._pid:
             return
         self._settled = True
@@ -130,10 +135,6 @@ class AlertObserver:
             self.errors += 1
             if self._on_error == "raise":
                 raise
-
-    def close(self) -> None:
-        """Judge what is left; nothing is seen any more."""
-        self.settle()
 
     def _gather(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Keep the rows of a trace together until it is complete."""

@@ -19,8 +19,7 @@ from loopscope.alerts.replay_state import ReplayState, Told, key_of
 from loopscope.catalog.alert_settings import AlertSettings
 from loopscope.catalog.row_batch import RowBatch
 from loopscope.catalog.rule_registry import RULE_COLUMNS, RULES
-from loopscope.store import RunReader
-from loopscope.store.attempts import live_ranges
+from loopscope.store import RunReader, live_ranges
 
 
 def replay_run(reader: RunReader, settings: AlertSettings) -> AlertEngine:

@@ -33,7 +33,7 @@ class AlertingWriter(AlertObserver):
     def append_many(self, table: str, rows: Sequence[Mapping[str, object]]) -> None:
         """The same for several rows of one table."""
         many = getattr(self._inner, "append_many", None)
-        if callable(many):
+        if many is not None:
             many(table, rows)
         else:
             for row in rows:
@@ -42,8 +42,12 @@ class AlertingWriter(AlertObserver):
 
     def flush(self, durable: bool = False) -> None:
         """Hand on."""
-        self.see("", ())
+        super().flush()
         self._inner.flush(durable=durable)
+
+    def settle(self) -> None:
+        """Judge what is left and wait a little for deliveries; rows are still taken."""
+        super().close()
 
     def close(self) -> None:
         """Judge what is left, wait a little for deliveries, and hand on."""

@@ -12,6 +12,8 @@ from loopscope.analysis.probes import require_same_corpus
 from loopscope.analysis.records import records, value
 from loopscope.analysis.run import Run
 from loopscope.analysis.scope import scope_of
+from loopscope.catalog.gauge import equal_sql
+from loopscope.catalog.registry import TABLES
 from loopscope.errors import ProbeError
 
 By = Literal["run", "block", "loop_step", "layer"]
@@ -19,17 +21,6 @@ By = Literal["run", "block", "loop_step", "layer"]
 # Of the run itself, not of how it was trained.
 _OWN = ("loopscope.out", "loopscope.run_name", "trainer.loopscope.out", "trainer.loopscope.run_name")
 
-_METRICS: Mapping[str, tuple[str, ...]] = {
-    "loss": ("task_loss", "total_loss", "lb_loss", "z_loss", "grad_norm"),
-    "router": (
-        "load_entropy_ratio", "maxvio_count", "dead_experts", "token_entropy_ratio", "margin_p50", "z_mean",
-        "logit_abs_max",
-    ),
-    "residual": ("norm_mean", "token_correlation"),
-    "transition": ("relative_delta", "growth", "state_cosine", "topk_overlap"),
-    "probe_loss": ("loss_mean",),
-}  # fmt: skip
-_ROWS = {"transition": "kind = 'step_boundary'", "probe_loss": "stratum_kind = 'all'"}
 # What rows are grouped by; None where a table has no such coordinate.
 _GROUPS: Mapping[tuple[str, By], str] = {
     ("loss", "run"): "'all steps'",
@@ -121,28 +112,19 @@ def differences(a: Sequence[Run], b: Sequence[Run], window: tuple[int, int], by:
 
 def corpora_apart(a: Sequence[Run], b: Sequence[Run], window: tuple[int, int]) -> dict[str, str]:
     """Corpus name → why its losses cannot be compared: both hashes, where runs have other tokens under one name."""
-    sides = [[_hashes(run, window) for run in side] for side in (a, b)]
+    sides: list[dict[str, list[str]]] = [{}, {}]
+    for side, runs in zip(sides, (a, b), strict=True):
+        for run in runs:
+            if "probe_loss" in run.tables:
+                query = f"select distinct corpus_name, corpus_hash from probe_loss where {_last(window)}"
+                for name, tokens in run.sql(query).fetchall():
+                    side.setdefault(str(name), []).append(tokens)
     found = {}
-    for name in dict.fromkeys(name for side in sides for run in side for name in run):
-        one, other = ([tokens for run in side for tokens in run.get(name, ())] for side in sides)
-        if one and other:
-            try:
-                require_same_corpus(one, other)
-            except ProbeError as error:
-                found[name] = str(error)
-    return found
-
-
-def _hashes(run: Run, window: tuple[int, int]) -> dict[str, list[str]]:
-    """Corpus name → token hashes of the probe that `differences` looks at."""
-    if "probe_loss" not in run.tables:
-        return {}
-    found: dict[str, list[str]] = {}
-    for row in records(
-        run,
-        f"select distinct corpus_name as name, corpus_hash as tokens from probe_loss where {_last(window)}",
-    ):
-        found.setdefault(str(row["name"]), []).append(row["tokens"])
+    for name in (name for name in sides[0] if name in sides[1]):
+        try:
+            require_same_corpus(sides[0][name], sides[1][name])
+        except ProbeError as error:
+            found[name] = str(error)
     return found
 
 
@@ -163,21 +145,18 @@ def _beyond(
 
 def _means(run: Run, window: tuple[int, int], by: By) -> dict[tuple[str, str, str], float | None]:
     found: dict[tuple[str, str, str], float | None] = {}
-    for table, metrics in _METRICS.items():
-        place = _GROUPS.get((table, by))
-        if place is None or table not in run.tables:
+    for (table, grouped_by), place in _GROUPS.items():
+        if grouped_by != by or table not in run.tables:
             continue
-        visit = {"router": "unrolled_pos", "residual": "unrolled_pos", "transition": "to_pos"}.get(table, "0")
-        averages = ", ".join(f"avg({metric}) as {metric}" for metric in metrics)
+        spec = TABLES[table]
+        metrics = [column.name for column in spec.shown("diff")]
+        visit = next((name for name in ("unrolled_pos", "to_pos") if name in spec.names), "0")
         means = ", ".join(f"avg({metric}) as {metric}" for metric in metrics)
-        where = f"{scope_of(run, table).where} and {_ROWS.get(table, 'true')} and ({place}) is not null"
-        if table == "probe_loss":
-            where += f" and {_last(window)}"
-        else:
-            where += f" and step between {window[0]} and {window[1]}"
+        steps = _last(window) if table == "probe_loss" else f"step between {window[0]} and {window[1]}"
         query = (
-            f"select place, {means} from (select {place} as place, {visit} as visit, {averages} from {table} "
-            f"where {where} group by all) group by place order by min(visit)"
+            f"select place, {means} from (select {place} as place, {visit} as visit, {means} from {table} where "
+            f"{scope_of(run, table).where} and {equal_sql(spec.shown_rows)} and ({place}) is not null and {steps} "
+            "group by all) group by place order by min(visit)"
         )
         for row in records(run, query):
             found |= {(table, metric, str(row["place"])): row[metric] for metric in metrics}

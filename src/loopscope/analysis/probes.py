@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
+from loopscope.analysis.records import records
+from loopscope.analysis.run import Run
+from loopscope.analysis.scope import scope_of
+from loopscope.catalog.registry import TABLES
+from loopscope.catalog.tables.keys import ROW_KEY
 from loopscope.errors import ConfigError, ProbeError
 
-if TYPE_CHECKING:
-    from loopscope.analysis.run import Run
-
+# What names a probe itself, or is the time of another.
+_OF_THE_PROBE = {*ROW_KEY, "corpus_hash", "from_step"}
 _TABLES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "probe_loss": (("stratum_kind", "stratum"), ("loss_mean",)),
-    "probe_overlap": (
-        ("layer_idx", "from_loop_step", "to_loop_step"),
-        ("topk_overlap", "topk_jaccard", "load_overlap"),
-    ),
-    "probe_router": (
-        ("unrolled_pos",),
-        ("load_entropy_ratio", "token_entropy_mean", "maxvio_count", "margin_mean", "selection_gap_mean"),
-    ),
-    "probe_readout": (("readout", "loop_step"), ("loss_mean", "kl_from_previous", "entropy_mean")),
-    "probe_margin": (("unrolled_pos", "quantity", "shuffle_scope"), ("rho", "rho_cal")),
-    "probe_perturbation": (("unrolled_pos",), ("amplification", "relative_distance", "flipped_share")),
-    "probe_specialisation": (("unrolled_pos", "kind", "stratum"), ("value",)),
-    "probe_saturation": (("unrolled_pos",), ("saturation",)),
+    table.name: (
+        tuple(name for name in table.primary_key if name not in _OF_THE_PROBE),
+        tuple(column.name for column in shown),
+    )
+    for table in TABLES.values()
+    if (shown := table.shown("probe_diff")) and "corpus_hash" in table.names
 }
 """Table → what names a row within one probe, and the values that are compared."""
 
@@ -98,16 +94,16 @@ def compare_probes(
 def _probe(
     run: Run, table: str, columns: Sequence[str], step: int | None, corpus_hash: str | None
 ) -> list[dict[str, Any]]:
-    names = ", ".join(("step", "corpus_hash", "aggregation_scope", *columns))
-    rows: list[dict[str, Any]] = run.sql(f"select {names} from {table}").arrow().read_all().to_pylist()
-    if corpus_hash is not None:
-        rows = [row for row in rows if row["corpus_hash"] == corpus_hash]
+    names = ", ".join(("step", "corpus_hash", *columns))
+    rows = [
+        row
+        for row in records(run, f"select {names} from {table} where {scope_of(run, table).where}")
+        if corpus_hash in (None, row["corpus_hash"])
+    ]
     if not rows:
         raise ProbeError(f"{run.path} has no row of {table}; expected a run that was probed")
     steps = sorted({row["step"] for row in rows})
     wanted = steps[-1] if step is None else step
     if wanted not in steps:
         raise ProbeError(f"{run.path} has no probe at step {wanted}, expected one of {steps}")
-    rows = [row for row in rows if row["step"] == wanted]
-    whole = [row for row in rows if row["aggregation_scope"] == "global"]
-    return whole or rows
+    return [row for row in rows if row["step"] == wanted]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from loopscope.analysis.run import Run
 
@@ -29,9 +30,5 @@ def value(run: Run, query: str) -> Any:
 
 def list_values(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """All values of a list column, and where each row's list begins and the last one ends."""
-    chunks = [chunk for chunk in column.chunks if len(chunk)]
-    if not chunks:
-        return np.empty(0, dtype=np.int64), np.zeros(1, dtype=np.int64)
-    lengths = np.concatenate([chunk.value_lengths().to_numpy(zero_copy_only=False) for chunk in chunks])
-    flat = np.concatenate([chunk.flatten().to_numpy(zero_copy_only=False) for chunk in chunks])
-    return flat, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    lengths = pc.list_value_length(column).to_numpy()
+    return pc.list_flatten(column).to_numpy(), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])

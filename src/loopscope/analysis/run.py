@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
-from loopscope.analysis.relations import Views
+from loopscope.analysis.sql_views import SqlViews
 from loopscope.errors import StoreError
 from loopscope.store import Attempt, LiveRange, Manifest, Problem, Remote, RunReader
 
@@ -29,7 +29,7 @@ class Run:
     def __init__(self, path: str | Path) -> None:
         self.reader = RunReader(path)
         """The look at the files behind everything else."""
-        self._views: Views | None = None
+        self._views: SqlViews | None = None
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, run_id={self.run_id!r}, tables={self.tables})"
@@ -111,11 +111,11 @@ class Run:
         views.ensure()
         return views.connection
 
-    def _opened(self) -> Views:
+    def _opened(self) -> SqlViews:
         if self._views is None:
             import duckdb
 
-            self._views = Views(duckdb.connect(":memory:"), [self.reader])
+            self._views = SqlViews(duckdb.connect(":memory:"), [self.reader])
         return self._views
 
     def refresh(self) -> Run:
@@ -133,6 +133,7 @@ def open_run(path: str | Path, *, filesystem: object = None) -> Run:
 
     Raises:
         NotARunError: the folder holds no run.
+        SchemaError: it holds a run of a layout that this version reads no more.
         ConfigError: there is no filesystem for the URI.
     """
     if filesystem is None and "://" not in str(path):

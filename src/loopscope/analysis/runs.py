@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import pyarrow as pa
 
-from loopscope.analysis.relations import Views
 from loopscope.analysis.run import Run
-from loopscope.errors import NotARunError
+from loopscope.analysis.sql_views import SqlViews
+from loopscope.errors import NotARunError, SchemaError
 
 if TYPE_CHECKING:
     import duckdb
@@ -25,16 +25,13 @@ class Runs(Sequence[Run]):
         self._runs = list(runs)
         self.skipped = list(skipped)
         """Folders that matched and are no run, or copies of one that is here already; with the reason."""
-        self._views: Views | None = None
+        self._views: SqlViews | None = None
 
     def __getitem__(self, index):  # type: ignore[no-untyped-def]
         return self._runs[index]
 
     def __len__(self) -> int:
         return len(self._runs)
-
-    def __iter__(self) -> Iterator[Run]:
-        return iter(self._runs)
 
     def arrow(self, table: str, *, live: bool = True, columns: Sequence[str] | None = None) -> pa.Table:
         """Rows of one table over all runs; `run_id` tells them apart."""
@@ -48,7 +45,7 @@ class Runs(Sequence[Run]):
         import duckdb
 
         if self._views is None:
-            self._views = Views(duckdb.connect(":memory:"), [run.reader for run in self._runs])
+            self._views = SqlViews(duckdb.connect(":memory:"), [run.reader for run in self._runs])
             about = [
                 (
                     r.run_id, r.manifest.run_name, str(r.path), r.manifest.created,
@@ -75,7 +72,7 @@ def open_runs(pattern: str | Path) -> Runs:
     for path in sorted(glob.glob(str(pattern), recursive=True)):  # noqa: PTH207
         try:
             run = Run(path)
-        except NotARunError as error:
+        except (NotARunError, SchemaError) as error:
             skipped.append(str(error))
             continue
         if run.run_id in found:

@@ -1,32 +1,45 @@
-"""Which rows of a table speak for the run: global ones where there are any, else one rank's."""
+"""Which rows of a table speak for a run, as an SQL condition and in words."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from loopscope.analysis.run import Run
+from loopscope.catalog.rows import speaking_sql
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scope:
-    """A choice of rows, as an SQL condition and in words."""
+    """A choice of rows."""
 
     where: str
+    """An SQL condition over the table."""
     words: str
-    """"global", "rank-local (the only rank)" or "rank-local: rank 0 of 8"."""
+    """"global", "rank-local (the only rank)", "rank-local: rank 0 of 8", or what holds at which steps."""
+    note: str = ""
+    """The words after a comma, for a title; empty where they go without saying."""
 
 
 def scope_of(run: Run, table: str) -> Scope:
-    """The rows of `table` that stand for the run; rows of different scopes never mix."""
+    """The rows of `table` that stand for the run (`catalog.rows.speaking`); rows of different scopes never mix."""
     query = (
-        "select bool_or(aggregation_scope = 'global'), min(rank), count(distinct rank), max(world_size) "
-        f"from {table}"
+        "select bool_or(whole), not bool_and(whole), min(lowest), max(ranks), max(world) from (select "
+        "coalesce(bool_or(aggregation_scope = 'global'), false) as whole, "
+        "min(rank) filter (aggregation_scope is distinct from 'global') as lowest, "
+        f"count(distinct rank) as ranks, max(world_size) as world from {table} group by step)"
     )
-    any_global, rank, ranks, world = run.sql(query).fetchall()[0]
-    if any_global:
-        return Scope(where="aggregation_scope = 'global'", words="global")
+    any_global, any_local, rank, ranks, world = run.sql(query).fetchall()[0]
+    where = speaking_sql(table, any_global=any_global, any_local=any_local, lowest=rank)
+    if any_global and not any_local:
+        return Scope(where=where, words="global")
     if rank is None:
-        return Scope(where="true", words="no scope recorded")
-    if ranks == 1 and (world or 1) == 1:
-        return Scope(where="true", words="rank-local (the only rank)")
-    return Scope(where=f"rank = {rank}", words=f"rank-local: rank {rank} of {world or ranks}")
+        words = "no scope recorded"
+    elif ranks == 1 and (world or 1) == 1:
+        words = "rank-local (the only rank)"
+    else:
+        words = f"rank-local: rank {rank} of {world or ranks}"
+    if any_global:
+        words = f"global, where a step has no global row {words}"
+    elif not words.startswith("rank-local:"):
+        return Scope(where=where, words=words)
+    return Scope(where=where, words=words, note=f", {words}")

@@ -12,7 +12,7 @@ from typing import Any
 # name → module, loaded on use: most of this package needs no torch.
 _PUBLIC = {
     "Adapter": "adapter",
-    "Capabilities": "capabilities",
+    "CapabilitySet": "capabilities",
     "Capture": "override",
     "CapturePlan": "spec",
     "CaptureSpec": "spec",
@@ -22,7 +22,7 @@ _PUBLIC = {
     "Requirement": "requirements",
     "RoutingSpec": "routing",
     "RunSettings": "settings",
-    "SupportEntry": "support",
+    "SupportEntry": "support_table",
     "check_config": "support",
     "dump_plan": "files",
     "load_overrides": "files",

@@ -49,7 +49,7 @@ class Capability:
     """Why it is absent, or what it is derived from; empty where it is direct."""
 
 
-class Capabilities(Mapping[Key, Capability]):
+class CapabilitySet(Mapping[Key, Capability]):
     """(table, column) → Capability; immutable."""
 
     def __init__(self, found: Mapping[Key, Capability]) -> None:
@@ -102,7 +102,7 @@ class InvalidRequirementError(PlanError):
         self.problem = problem
 
 
-def synthesize(requirements: Mapping[Key, Iterable[Requirement]], support: BackendSupport) -> Capabilities:
+def synthesize(requirements: Mapping[Key, Iterable[Requirement]], support: BackendSupport) -> CapabilitySet:
     """Ask `support` for every requirement, each once, in the mapping's order; direct before transform.
 
     Args:
@@ -122,7 +122,7 @@ def synthesize(requirements: Mapping[Key, Iterable[Requirement]], support: Backe
         for req in reqs:
             if req not in answers:
                 answers[req] = _answer(req, support)
-    return Capabilities({key: _joined([answers[req] for req in reqs]) for key, reqs in wanted.items()})
+    return CapabilitySet({key: _joined([answers[req] for req in reqs]) for key, reqs in wanted.items()})
 
 
 def _answer(req: Requirement, support: BackendSupport) -> Capability:

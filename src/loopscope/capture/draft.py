@@ -1,4 +1,4 @@
-"""A draft of the contract of a boundary that nobody derived, from its module's own signature."""
+"""A draft spec for a module without a derived boundary, from its forward signature."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def signature_of(module: Any) -> str:
         parameters = list(inspect.signature(getattr(kind, name)).parameters.values())[1:]
     except (TypeError, ValueError):
         return f"{name}(...)"
-    return f"{name}({', '.join(_short(parameter) for parameter in parameters)})"
+    return f"{name}({', '.join(str(each.replace(annotation=each.empty)) for each in parameters)})"
 
 
 def draft_spec(name: str, module: Any) -> str:
@@ -26,14 +26,4 @@ def draft_spec(name: str, module: Any) -> str:
             "  placements: {}",
             "  merge: sum",
         )
-    )
-
-
-def _short(parameter: inspect.Parameter) -> str:
-    if parameter.kind is parameter.VAR_POSITIONAL:
-        return f"*{parameter.name}"
-    if parameter.kind is parameter.VAR_KEYWORD:
-        return f"**{parameter.name}"
-    return (
-        parameter.name if parameter.default is parameter.empty else f"{parameter.name}={parameter.default!r}"
     )

@@ -14,4 +14,4 @@ class ReconcileError(TraceError):
 
 
 class CoverageError(TraceError):
-    """The routers that were found or heard are not the MoE layers that the model declares."""
+    """The routers that were found or called are not the MoE layers that the model declares."""

@@ -83,15 +83,15 @@ def runs_inside_compiled_code() -> bool:
 
 
 def _hook(window: Window, boundary: Boundary) -> Callable[..., None]:
-    def heard(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         with torch.no_grad():
-            window.heard(boundary, Call(module, args, kwargs, output))
+            window.record(boundary, Call(module, args, kwargs, output))
 
-    return heard
+    return record
 
 
 class RootHook:
-    """A hook that vanishes when the model is copied or pickled: the copy is a plain model again."""
+    """A hook that is dropped when the model is copied or pickled: the copy has no hooks."""
 
     def __init__(self, function: Callable[..., None]) -> None:
         self.function = function

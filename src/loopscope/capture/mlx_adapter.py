@@ -11,21 +11,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from loopscope.capture.adapter import LossParts
-from loopscope.capture.capabilities import BackendSupport
 from loopscope.capture.errors import PlanError, ReconcileError
 from loopscope.capture.mlx_hooks import hook
-from loopscope.capture.plan import resolve_plan
-from loopscope.capture.plan_support import PlanSupport
+from loopscope.capture.plan_adapter import PlanAdapter, plan_of_layers
 from loopscope.capture.routing import RoutingSpec
 from loopscope.capture.source import DECODERS, Call
 from loopscope.capture.spec import CapturePlan, CaptureSpec
 from loopscope.capture.torch_base import After
-from loopscope.capture.transformers_adapter import check_coverage
-from loopscope.capture.visits import expected_visits
 from loopscope.capture.window import Boundary, Window, boundaries_of
 from loopscope.errors import ConfigError, UnsupportedError
-from loopscope.trace import TracePoint, VisitSpec
+from loopscope.trace import TracePoint
 
 _LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)")
 
@@ -75,22 +70,21 @@ FAMILIES: Mapping[str, tuple[Callable[[Any], RoutingSpec], Callable[[Any, int], 
 """Class name of a MoE block → (its routing, which layers the model's arguments declare)."""
 
 
-class MlxAdapter:
+class MlxAdapter(PlanAdapter):
     """A model of mlx-lm. Every forward in training mode counts: mlx does not tell whether gradients are taken."""
 
-    def __init__(
-        self,
-        model: Any,
-        *,
-        overrides: Mapping[str, Any] | None = None,
-        valid: Callable[..., Any] | None = None,
-    ) -> None:
+    def __init__(self, model: Any, **options: Any) -> None:
         if not callable(getattr(model, "named_modules", None)) or not hasattr(model, "layers"):
             raise ConfigError(f"got {type(model).__name__}, expected a model of mlx-lm with `layers`.")
-        self.model = model
-        self._valid = valid
-        self._modules = _modules(model)
-        self.plan = resolve_plan(self.derive(), overrides, self._modules)
+        super().__init__(model, **options)
+
+    def modules(self) -> dict[str, Any]:
+        """Every module by name, layers in the order of their numbers: mlx itself lists them in none."""
+
+        def key(item: tuple[str, Any]) -> list[tuple[int, str]]:
+            return [(int(part), "") if part.isdigit() else (-1, part) for part in item[0].split(".")]
+
+        return dict(sorted(self.model.named_modules(), key=key))
 
     def derive(self) -> CapturePlan:
         """One block per layer, dense ones included.
@@ -99,57 +93,46 @@ class MlxAdapter:
             CoverageError: the MoE layers found are not those that the model's arguments declare.
             PlanError: a MoE block of a class that is not known.
         """
-        boundaries: dict[str, CaptureSpec] = {}
-        found, layers = (
-            [],
-            [(name, int(match[1])) for name in self._modules if (match := _LAYER.fullmatch(name))],
-        )
+        modules = self.modules()
+        layers = [(name, int(match[1]), "output") for name in modules if (match := _LAYER.fullmatch(name))]
         declares: Callable[[Any, int], bool] = _every
-        for layer, number in layers:
-            boundaries[layer] = CaptureSpec(tensors={"residual": "output"}, layer=number)
-            for name in self._modules:
+
+        def moes_of(layer: str) -> dict[str, dict[str, CaptureSpec]]:
+            nonlocal declares
+            found: dict[str, dict[str, CaptureSpec]] = {}
+            for name in modules:
                 if not name.startswith(layer + ".") or not name.endswith(".switch_mlp"):
                     continue
                 block = name.rpartition(".")[0]
-                kind = type(self._modules[block]).__name__
+                kind = type(modules[block]).__name__
                 if kind not in FAMILIES:
                     raise PlanError(f"{block} is a {kind}, expected one of {', '.join(FAMILIES)}.")
                 routing, declares = FAMILIES[kind]
-                spec = routing(self._modules[block])
+                spec = routing(modules[block])
                 gate = {"router_logits": "output"}
                 if spec.order == "score_then_topk":
                     gate["router_probs"] = "decode.mlx_softmax"
-                boundaries[f"{block}.gate"] = CaptureSpec(tensors=gate)
-                boundaries[name] = CaptureSpec(tensors={"topk_idx": "input[1]"}, routing=spec)
-                found.append(number)
-        declared = tuple(number for _, number in layers if declares(self.model.args, number))
-        check_coverage(tuple(found), declared, type(self.model).__name__)
-        return CapturePlan(boundaries, declared_layers=declared)
+                found[block] = {
+                    f"{block}.gate": CaptureSpec(tensors=gate),
+                    name: CaptureSpec(tensors={"topk_idx": "input[1]"}, routing=spec),
+                }
+            return found
 
-    def expected_visits(self) -> tuple[VisitSpec, ...]:
-        """See `Adapter`."""
-        return expected_visits(self.plan)
-
-    def settings(self) -> Mapping[str, Any]:
-        """An mlx model shows nothing of how it is run."""
-        return {}
-
-    def backend_support(self) -> BackendSupport:
-        """See `Adapter`."""
-        return PlanSupport(self.plan)
-
-    def module(self, name: str) -> Any:
-        """See `Adapter`."""
-        return self._modules[name]
+        return plan_of_layers(
+            self.model,
+            layers,
+            moes_of,
+            lambda: tuple(number for _, number, _ in layers if declares(self.model.args, number)),
+        )
 
     @contextmanager
     def listening(self) -> Iterator[Window]:
         """See `Adapter`."""
         window = MlxWindow(self.plan)
-        modules = _modules(self.model)
+        modules = self.modules()
         with ExitStack() as stack:
             for name, boundary in boundaries_of(self.plan).items():
-                stack.callback(hook(modules[name], _heard(window, boundary)))
+                stack.callback(hook(modules[name], _recording(window, boundary)))
             yield window
 
     def install(self, before: Callable[[], None], after: After) -> Callable[[], None]:
@@ -175,16 +158,8 @@ class MlxAdapter:
 
     def valid(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The mask of the user's own function, as a torch tensor."""
-        if self._valid is None:
-            return None
-        from torch.utils.dlpack import from_dlpack
-
-        mask = self._valid(args, kwargs)
-        return None if mask is None else from_dlpack(mask).bool()
-
-    def losses(self, kwargs: Mapping[str, Any], output: Any) -> LossParts | None:
-        """The model returns logits alone."""
-        return None
+        mask = super().valid(args, kwargs)
+        return None if mask is None else _torch(mask).bool()
 
 
 class MlxWindow(Window):
@@ -220,10 +195,10 @@ class MlxWindow(Window):
         return super().points(verify=verify)
 
 
-def _heard(window: Window, boundary: Boundary) -> Any:
+def _recording(window: Window, boundary: Boundary) -> Any:
     def around(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
         output = call()
-        window.heard(boundary, Call(module, args, kwargs, output))
+        window.record(boundary, Call(module, args, kwargs, output))
         return output
 
     return around
@@ -236,14 +211,6 @@ def _torch(array: Any) -> Any:
     tensor = from_dlpack(array)
     # Indices are uint32 in mlx, which torch cannot compute with.
     return tensor.long() if tensor.dtype == torch.uint32 else tensor
-
-
-def _modules(model: Any) -> dict[str, Any]:
-    # mlx lists modules in no order; layers are put in that of their numbers.
-    def key(item: tuple[str, Any]) -> list[tuple[int, str]]:
-        return [(int(part), "") if part.isdigit() else (-1, part) for part in item[0].split(".")]
-
-    return dict(sorted(model.named_modules(), key=key))
 
 
 def _mlx_softmax(module: Any, output: Any) -> Any:

@@ -132,14 +132,14 @@ def _apply_glob(
     if not matched:
         near = suggestion(key.translate(str.maketrans("", "", "*?[]")), modules)
         raise PlanError(f"{where}: the glob matches no module.{near}")
-    strangers = [name for name in matched if name not in boundaries]
+    unknown = [name for name in matched if name not in boundaries]
     full = all(name in written and not is_sentinel(name, written[name]) for name in CONTRACT)
-    if strangers and not full:
-        if len(strangers) == len(matched) or not set(written) <= set(FIELDS):
+    if unknown and not full:
+        if len(unknown) == len(matched) or not set(written) <= set(FIELDS):
             hint = "none of what it matches is a boundary"
         else:
-            hint = f"{len(strangers)} of {len(matched)} matches are no boundaries"
-        shown = ", ".join(strangers[:_SHOWN]) + (", ..." if len(strangers) > _SHOWN else "")
+            hint = f"{len(unknown)} of {len(matched)} matches are no boundaries"
+        shown = ", ".join(unknown[:_SHOWN]) + (", ..." if len(unknown) > _SHOWN else "")
         raise PlanError(
             f"{where}: {hint}: {shown}. Narrow the glob to derived boundaries, or declare the full contract "
             f"({', '.join(CONTRACT)}) so that it inserts."

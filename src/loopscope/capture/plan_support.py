@@ -17,15 +17,11 @@ class PlanSupport:
     Args:
         plan: the resolved plan.
         objective: numbers of the objective that the backend knows: of "loss", "aux_loss", "grad_norm", "lr".
-        why: reason for tensors that are missing altogether.
     """
 
-    def __init__(
-        self, plan: CapturePlan, *, objective: tuple[str, ...] = (), why: str = "the plan captures none"
-    ) -> None:
+    def __init__(self, plan: CapturePlan, *, objective: tuple[str, ...] = ()) -> None:
         self._plan = plan
         self._objective = objective
-        self._why = why
         self._direct = {name for spec in plan.values() if spec.merge != "none" for name in spec.tensors}
         self._local = all(
             placement == "local" for spec in plan.values() for placement in spec.placements.values()
@@ -90,7 +86,7 @@ class PlanSupport:
             return f"a forward's output does not tell {req.tensor}"
         if req.tensor in self._direct:
             return f"{req.tensor} is not local to a rank"
-        return f"no {req.tensor}: {self._why}"
+        return f"no {req.tensor}: the plan captures none"
 
     def _has_bias(self) -> bool:
         return "expert_bias" in self._direct

@@ -120,7 +120,7 @@ def reducer(
 
 
 def as_factory(value: Any, where: str) -> ReducerFactory:
-    """A declared factory; a plain function is refused, since nobody said whether it communicates."""
+    """A declared factory; a plain function is refused, since it does not declare whether it communicates."""
     if isinstance(value, ReducerFactory):
         return value
     raise PlanError(

@@ -13,7 +13,6 @@ from loopscope.capture.nearest import suggestion
 from loopscope.errors import ConfigError
 
 TASKS = ("pretrain", "sft", "probe")
-BACKENDS = ("torchtitan", "torch", "transformers", "mlx")
 ENTRY_POINTS = "loopscope.adapters"
 """Entry-point group of third parties; a name is "backend.task"."""
 
@@ -56,24 +55,9 @@ def adapters() -> Mapping[str, Adapters]:
     targets = {backend: dict(tasks) for backend, tasks in _BUILT_IN.items()}
     for point in entry_points(group=ENTRY_POINTS):
         backend, _, task = point.name.partition(".")
-        # What loopscope brings cannot be replaced from outside: the rows would claim what nobody reviewed.
+        # What loopscope brings cannot be replaced from outside: its rows are reviewed.
         targets.setdefault(backend, {}).setdefault(task, point.value)
     return MappingProxyType({backend: Adapters(backend, tasks) for backend, tasks in targets.items()})
-
-
-def adapters_for(backend: str) -> Adapters:
-    """The adapters of one backend.
-
-    Raises:
-        ConfigError: (a ValueError) an unknown backend; names those there are.
-    """
-    try:
-        return adapters()[backend]
-    except KeyError:
-        known = ", ".join(adapters())
-        raise ConfigError(
-            f"no backend {backend!r}; expected one of {known}.{suggestion(str(backend), adapters())}"
-        ) from None
 
 
 def resolve_targets(backend: str, task: str | None = None) -> Adapters:
@@ -82,7 +66,12 @@ def resolve_targets(backend: str, task: str | None = None) -> Adapters:
     Raises:
         ConfigError: (a ValueError) an unknown backend, or one that does not support `task`.
     """
-    found = adapters_for(backend)
+    found = adapters().get(backend)
+    if found is None:
+        known = ", ".join(adapters())
+        raise ConfigError(
+            f"no backend {backend!r}; expected one of {known}.{suggestion(str(backend), adapters())}"
+        )
     if task is not None and task not in found:
         full = [name for name, other in adapters().items() if all(known in other for known in TASKS)]
         raise ConfigError(

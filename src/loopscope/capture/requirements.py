@@ -1,4 +1,4 @@
-"""What metrics require, tensor by tensor, from the metric registry."""
+"""What metrics require, tensor by tensor, from the catalogue."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loopscope.capture.errors import PlanError
+from loopscope.catalog.registry import TRAINING_METRICS
 
 Placement = Literal["local", "replicated", "sequence-sharded"]
 
@@ -59,7 +60,7 @@ class Requirement:
 
 
 def requirement(tensor: str) -> Requirement:
-    """The requirement that stands for a name in `Metric.needs`."""
+    """The requirement that stands for a name in `Column.requires` or `Column.needs`."""
     if tensor not in _SHAPES:
         raise PlanError(f"no requirement {tensor!r}; known: {', '.join(_SHAPES)}")
     pre_softmax = {"router_logits": True, "router_probs": False}.get(tensor)
@@ -67,31 +68,9 @@ def requirement(tensor: str) -> Requirement:
     return Requirement(tensor, _SHAPES[tensor], pre_softmax, state=state)
 
 
-# Columns whose `needs` in the registry are empty because no tensor makes them null, yet something must be there.
-_BESIDE = {
-    ("router", "expert_bias"): ("expert_bias",),
-    ("router", "bias_jaccard"): ("choice_scores", "topk_idx", "expert_bias"),
-    ("router", "dropped_assignments"): ("topk_idx", "dropped_assignments"),
-    ("router", "nonfinite_count"): ("router_logits",),
-    ("router", "dead_expected"): ("topk_idx",),
-    ("router", "filled_microbatches"): ("topk_idx",),
-    ("residual", "nonfinite_count"): ("residual",),
-    ("transition", "nonfinite_count"): ("residual",),
-    ("transition", "overlap_chance"): ("topk_idx",),
-    ("transition", "jaccard_chance"): ("topk_idx",),
-    ("loss", "grad_norm"): ("grad_norm",),
-    ("loss", "lr"): ("lr",),
-    ("loss", "lb_loss"): ("aux_loss",),
-    ("loss", "z_loss"): ("aux_loss",),
-}
-
-
 def requirements_by_metric() -> dict[tuple[str, str], tuple[Requirement, ...]]:
-    """(table, column) → what it needs, over the whole registry."""
-    from loopscope.metrics import REGISTRY
-
-    found = {}
-    for (table, name), metric in REGISTRY.items():
-        needs = _BESIDE.get((table, name)) or metric.needs or (("loss",) if table == "loss" else ())
-        found[table, name] = tuple(requirement(tensor) for tensor in needs)
-    return found
+    """(table, column) → what it needs, over every metric of training."""
+    return {
+        key: tuple(requirement(tensor) for tensor in column.requires or column.needs)
+        for key, column in TRAINING_METRICS.items()
+    }

@@ -13,7 +13,7 @@ Ended = Callable[[Mapping[str, Any], Any], None]
 Deliver = Callable[[Recording, tuple[Any, ...], Mapping[str, Any], Any], None]
 
 
-class Watch:
+class ForwardObserver:
     """Listens to the forwards of one model that `wanted` names, and to those of an armed sink (a probe).
 
     Args:

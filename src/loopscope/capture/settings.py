@@ -1,4 +1,4 @@
-"""Every setting of a run that somebody could believe to be honoured; remembers which ones were really set."""
+"""The settings of a run that a backend may or may not honour, with a note of those that were set."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class RunSettings:
     trackers: tuple[str, ...] = ()
     """Trackers of headline scalars, tables of visits and alerts."""
     alerts: AlertConfig = _ALERTS
-    """Bounds of the alert rules, and who is told."""
+    """Bounds of the alert rules, and where alerts go."""
     compile: bool = False
     """The model, or its blocks, run compiled."""
     recompute: bool = False

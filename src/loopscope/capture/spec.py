@@ -51,11 +51,6 @@ class CaptureSpec:
         return found
 
     @property
-    def is_router(self) -> bool:
-        """True where the boundary gives a choice of experts."""
-        return "router_logits" in self.tensors or "topk_idx" in self.tensors
-
-    @property
     def is_block(self) -> bool:
         """True where the boundary gives visits."""
         return "residual" in self.tensors

@@ -1,60 +1,27 @@
 """The support table: which settings a (task, backend) pair does not honour. Declared and reviewed, never inferred.
 
 Inference does not find such gaps: import reachability finds none, reading one module invents some, a dry run stops
-too early. A pair that nobody reviewed reports nothing rather than guessing.
+too early. A pair without a review reports nothing rather than guessing.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import Literal
 
-from loopscope.capture.errors import PlanError
 from loopscope.capture.settings import RunSettings
+from loopscope.capture.support_table import SUPPORT, SupportEntry
 from loopscope.errors import UnsupportedError
-
-Status = Literal["ignored", "rejected"]
-Pair = tuple[str, str]
 
 _LOG = logging.getLogger("loopscope")
 
 
-@dataclass(frozen=True, slots=True)
-class SupportEntry:
-    """One gap."""
-
-    field: str
-    """Name of a field of `RunSettings`."""
-    status: Status
-    """"ignored": it changes nothing; "rejected": the run is stopped."""
-    reason: str
-    """Why, and what to do."""
-    issue: str | None = None
-    """Where it is tracked, if anywhere."""
-    reads: bool = False
-    """True where the pair's own code reads the field, to refuse or to half-honour it."""
-
-    def __post_init__(self) -> None:
-        if self.field not in RunSettings.names():
-            raise PlanError(f"support table: {self.field!r} is no field of RunSettings.")
-        if self.status not in ("ignored", "rejected"):
-            raise PlanError(
-                f"support table: {self.field} has status {self.status!r}, expected ignored or rejected."
-            )
-
-
 def gaps(task: str, backend: str) -> tuple[SupportEntry, ...]:
-    """Every declared gap of a pair; empty where nobody reviewed it."""
-    from loopscope.capture.support_table import SUPPORT
-
+    """Every declared gap of a pair; empty where it was not reviewed."""
     return SUPPORT.get((task, backend), ())
 
 
 def is_reviewed(task: str, backend: str) -> bool:
-    """True where somebody reviewed the pair; without a review nothing is claimed about it."""
-    from loopscope.capture.support_table import SUPPORT
-
+    """True where the pair was reviewed; without a review nothing is claimed about it."""
     return (task, backend) in SUPPORT
 
 

@@ -1,14 +1,45 @@
-"""The declared gaps of every reviewed pair, and the modules through which each pair reads settings.
+"""The declared gaps of every reviewed pair.
 
-Adding a gap is one line here. tests/capture/test_support.py keeps both directions honest.
+Adding a gap is one line here. tests/capture/test_capture_support.py compares it with what the code reads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal, get_args
 
-from loopscope.capture.support import Pair, SupportEntry
+from loopscope.capture.errors import PlanError
+from loopscope.capture.settings import RunSettings
+
+Status = Literal["ignored", "rejected"]
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class SupportEntry:
+    """One gap."""
+
+    field: str
+    """Name of a field of `RunSettings`."""
+    status: Status
+    """"ignored": it changes nothing; "rejected": the run is stopped."""
+    reason: str
+    """Why, and what to do."""
+    issue: str | None = None
+    """Where it is tracked, if anywhere."""
+    reads: bool = False
+    """True where the pair's own code reads the field, to refuse or to half-honour it."""
+
+    def __post_init__(self) -> None:
+        if self.field not in RunSettings.names():
+            raise PlanError(f"support table: {self.field!r} is no field of RunSettings.")
+        if self.status not in get_args(Status):
+            raise PlanError(
+                f"support table: {self.field} has status {self.status!r}, expected ignored or rejected."
+            )
+
 
 _PROBE = SupportEntry(
     "probe_every",
@@ -75,19 +106,3 @@ SUPPORT: Mapping[Pair, tuple[SupportEntry, ...]] = MappingProxyType(
     }
 )
 """(task, backend) → declared gaps."""
-
-_ATTACH = ("loopscope.session.attach", "loopscope.session.attached", "loopscope.capture.runtime")
-
-READERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "torchtitan": (
-            "loopscope.integrations.torchtitan.moe_adapter",
-            "loopscope.integrations.torchtitan.support",
-            "loopscope.capture.runtime",
-        ),
-        "torch": (*_ATTACH, "loopscope.capture.torch_adapter"),
-        "transformers": (*_ATTACH, "loopscope.capture.transformers_adapter"),
-        "mlx": (*_ATTACH, "loopscope.capture.mlx_adapter"),
-    }
-)
-"""Backend → the modules through which it reads settings: the adapter and its helpers."""

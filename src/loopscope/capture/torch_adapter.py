@@ -18,7 +18,7 @@ class TorchAdapter(TorchModelAdapter):
     """A plain torch model. One that has ``expected_visits()`` and ``trace_meta()`` records itself, without hooks."""
 
     def derive(self) -> CapturePlan:
-        """Empty: what a stranger's modules mean is for the user to say."""
+        """Empty: the user's plan says what the modules are."""
         return CapturePlan({})
 
     @property

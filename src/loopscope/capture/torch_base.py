@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from loopscope.capture.adapter import LossParts
-from loopscope.capture.capabilities import BackendSupport
 from loopscope.capture.errors import CoverageError
 from loopscope.capture.hooks import (
     RootHook,
@@ -20,13 +18,9 @@ from loopscope.capture.hooks import (
     plain_modules,
     runs_inside_compiled_code,
 )
-from loopscope.capture.plan import resolve_plan
-from loopscope.capture.plan_support import PlanSupport
-from loopscope.capture.spec import CapturePlan
-from loopscope.capture.visits import expected_visits
+from loopscope.capture.plan_adapter import PlanAdapter
 from loopscope.capture.window import Window
 from loopscope.errors import ConfigError, UnsupportedError
-from loopscope.trace import VisitSpec
 
 After = Callable[[tuple[Any, ...], Mapping[str, Any], Any, bool], None]
 
@@ -36,28 +30,20 @@ _ORDER = (
 )
 
 
-class TorchModelAdapter:
+class TorchModelAdapter(PlanAdapter):
     """Hooks on a torch.nn.Module by capture plan. Subclasses derive the plan."""
 
-    objective: tuple[str, ...] = ()
-    """Numbers of the objective that a forward's output tells."""
+    model: nn.Module
 
-    def __init__(
-        self, model: nn.Module, *, overrides: Mapping[str, Any] | None = None, **options: Any
-    ) -> None:
+    def __init__(self, model: nn.Module, **options: Any) -> None:
         if not isinstance(model, nn.Module):
             raise ConfigError(f"got {type(model).__name__}, expected a torch.nn.Module.")
-        self.model = model
-        self._take(**options)
-        self.plan = resolve_plan(self.derive(), overrides, plain_modules(model))
+        super().__init__(model, **options)
         self.check_plan()
 
-    def _take(self, *, valid: Callable[..., Any] | None = None) -> None:
-        self._valid = valid
-
-    def derive(self) -> CapturePlan:
-        """The plan before the user's overrides."""
-        raise NotImplementedError
+    def modules(self) -> dict[str, nn.Module]:
+        """Name without wrappers → module."""
+        return plain_modules(self.model)
 
     def check_plan(self) -> None:
         """Raise where the plan would record nothing."""
@@ -67,10 +53,6 @@ class TorchModelAdapter:
                 "Give a plan with at least one block: {'blocks.*': {tensors: {residual: output}, placements: {}, "
                 "merge: sum}}."
             )
-
-    def expected_visits(self) -> tuple[VisitSpec, ...]:
-        """See `Adapter`."""
-        return expected_visits(self.plan)
 
     def settings(self) -> Mapping[str, Any]:
         """What the model shows of how it is run."""
@@ -87,14 +69,6 @@ class TorchModelAdapter:
         if any(_tensor_parallel(parameter) for parameter in self.model.parameters()):
             found["tensor_parallel"] = True
         return found
-
-    def backend_support(self) -> BackendSupport:
-        """See `Adapter`."""
-        return PlanSupport(self.plan, objective=self.objective)
-
-    def module(self, name: str) -> nn.Module:
-        """See `Adapter`."""
-        return plain_modules(self.model)[name]
 
     def listening(self) -> AbstractContextManager[Window]:
         """See `Adapter`.
@@ -148,14 +122,6 @@ class TorchModelAdapter:
     def is_training(self) -> bool:
         """True in training mode with gradients."""
         return bool(self.model.training) and torch.is_grad_enabled()
-
-    def valid(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The mask of the user's own function, where one was given."""
-        return None if self._valid is None else self._valid(args, kwargs)
-
-    def losses(self, kwargs: Mapping[str, Any], output: Any) -> LossParts | None:
-        """A plain model's output says nothing of the loss."""
-        return None
 
 
 def _tensor_parallel(parameter: Any) -> bool:

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from loopscope.capture.adapter import LossParts
-from loopscope.capture.errors import CoverageError, PlanError
-from loopscope.capture.hooks import plain_modules
+from loopscope.capture.errors import PlanError
+from loopscope.capture.plan_adapter import plan_of_layers
 from loopscope.capture.spec import CapturePlan, CaptureSpec
 from loopscope.capture.torch_base import TorchModelAdapter
-from loopscope.capture.transformers_families import FAMILIES, Family
+from loopscope.capture.transformers_families import FAMILIES
 
 
 class TransformersAdapter(TorchModelAdapter):
@@ -28,7 +28,7 @@ class TransformersAdapter(TorchModelAdapter):
             PlanError: the model declares no recordable router, or one of a class that is not known.
             CoverageError: the routers that were found are not the MoE layers that the configuration declares.
         """
-        modules = plain_modules(self.model)
+        modules = self.modules()
         backbone, declared = next(self._recorders(modules), ("", {}))
         if not declared:
             raise PlanError(
@@ -50,28 +50,27 @@ class TransformersAdapter(TorchModelAdapter):
             for name, part in modules.items()
             if name.startswith(inside) and isinstance(part, layer_class)
         ]
-        boundaries: dict[str, CaptureSpec] = {}
-        found = []
-        for number, layer in enumerate(layers):
-            boundaries[layer] = CaptureSpec(tensors={"residual": _residual(modules[layer])}, layer=number)
-            routers = _routers(modules, layer, router_class, family)
-            if len(routers) > 1:
-                raise CoverageError(
-                    f"{layer} has {len(routers)} routers ({', '.join(routers)}), expected at most one."
-                )
-            for router in routers:
-                found.append(number)
-                boundaries[router] = CaptureSpec(
-                    tensors=dict(family.tensors), routing=family.routing(self.config)
-                )
-        promised = tuple(number for number in range(len(layers)) if family.is_moe(self.config, number))
-        check_coverage(tuple(found), promised, type(self.model).__name__)
-        return CapturePlan(boundaries, declared_layers=promised, notes=family.notes)
+
+        def routers_of(layer: str) -> dict[str, dict[str, CaptureSpec]]:
+            prefix = f"{layer}.{family.within}." if family.within else f"{layer}."
+            return {
+                name: {name: CaptureSpec(tensors=dict(family.tensors), routing=family.routing(self.config))}
+                for name, part in modules.items()
+                if name.startswith(prefix) and isinstance(part, router_class)
+            }
+
+        return plan_of_layers(
+            self.model,
+            [(layer, number, _residual(modules[layer])) for number, layer in enumerate(layers)],
+            routers_of,
+            lambda: tuple(number for number in range(len(layers)) if family.is_moe(self.config, number)),
+            notes=family.notes,
+        )
 
     def valid(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """True where the attention mask [B, S] is not zero; None without a mask."""
         if self._valid is not None:
-            return self._valid(args, kwargs)
+            return super().valid(args, kwargs)
         mask = kwargs.get("attention_mask")
         if mask is None and len(args) > 1:
             mask = args[1]
@@ -111,21 +110,6 @@ class TransformersAdapter(TorchModelAdapter):
                 yield name, declared
 
 
-def check_coverage(found: tuple[int, ...], declared: tuple[int, ...], model: str) -> None:
-    """Raise CoverageError where the MoE layers found are not those declared, or where there is none."""
-    if not found:
-        raise CoverageError(
-            f"{model}: no router was found; its configuration declares {len(declared)} MoE layer(s). Attach to a MoE "
-            "model."
-        )
-    if found != declared:
-        extra, missing = sorted(set(found) - set(declared)), sorted(set(declared) - set(found))
-        raise CoverageError(
-            f"{model}: routers were found in layers {list(found)}, the configuration declares MoE layers "
-            f"{list(declared)} (missing {missing}, not declared {extra}). A dense layer must not count as MoE."
-        )
-
-
 def _target(declared: Any) -> type[nn.Module]:
     first = declared[0] if isinstance(declared, (list, tuple)) else declared
     kind: Any = getattr(first, "target_class", first)
@@ -136,12 +120,3 @@ def _residual(layer: nn.Module) -> str:
     # A decoder layer returns its hidden states, or a tuple that starts with them; its annotation says which.
     annotation = str(type(layer).forward.__annotations__.get("return", ""))
     return "output[0]" if "tuple" in annotation.lower() else "output"
-
-
-def _routers(
-    modules: Mapping[str, nn.Module], layer: str, router_class: type[nn.Module], family: Family
-) -> list[str]:
-    prefix = f"{layer}.{family.within}." if family.within else f"{layer}."
-    return [
-        name for name, part in modules.items() if name.startswith(prefix) and isinstance(part, router_class)
-    ]

@@ -18,7 +18,7 @@ _TUPLE = {"router_logits": "output[0]", "topk_weights": "output[1]", "topk_idx":
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class RouterFamily:
     """How to read one router class."""
 
     tensors: Mapping[str, str]
@@ -147,32 +147,32 @@ def jetmoe_weights(module: Any, output: Any) -> torch.Tensor:
 DECODERS["jetmoe_idx"] = jetmoe_idx
 DECODERS["jetmoe_weights"] = jetmoe_weights
 
-FAMILIES: Mapping[str, Family] = {
-    "MixtralTopKRouter": Family(
+FAMILIES: Mapping[str, RouterFamily] = {
+    "MixtralTopKRouter": RouterFamily(
         _TUPLE, _softmax(experts="num_local_experts", normalised=True), _every, "router_aux_loss_coef"
     ),
-    "OlmoeTopKRouter": Family(
+    "OlmoeTopKRouter": RouterFamily(
         _TUPLE, _softmax(experts="num_experts", normalised="norm_topk_prob"), _every, "router_aux_loss_coef"
     ),
-    "Qwen3MoeTopKRouter": Family(
+    "Qwen3MoeTopKRouter": RouterFamily(
         _TUPLE, _softmax(experts="num_experts", normalised="norm_topk_prob"), _qwen, "router_aux_loss_coef"
     ),
-    "Qwen2MoeTopKRouter": Family(
+    "Qwen2MoeTopKRouter": RouterFamily(
         _TUPLE,
         _softmax(experts="num_experts", normalised="norm_topk_prob", shared=1),
         _qwen,
         "router_aux_loss_coef",
     ),
-    "DeepseekV3TopkRouter": Family(
+    "DeepseekV3TopkRouter": RouterFamily(
         {**_TUPLE, "expert_bias": "module.e_score_correction_bias"}, _deepseek, _deepseek_layers, None
     ),
-    "GptOssTopKRouter": Family(
+    "GptOssTopKRouter": RouterFamily(
         _TUPLE,
         _topk_first(gate_bias=True, coefficient="router_aux_loss_coef"),
         _every,
         "router_aux_loss_coef",
     ),
-    "JetMoeTopKGating": Family(
+    "JetMoeTopKGating": RouterFamily(
         {
             "router_logits": "output[4]",
             "topk_idx": "decode.jetmoe_idx",

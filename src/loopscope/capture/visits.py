@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from loopscope.capture.spec import CapturePlan
 from loopscope.trace import TraceMeta, VisitSpec
 
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a call stands in the unrolled network."""
-
-    block: str
-    """"head", "loop" or "tail"."""
-    unrolled_pos: int
-    loop_step: int
-    layer_idx: int
+_NO_SIZES: Mapping[str, tuple[int, int]] = {}
 
 
-def places(calls: Sequence[str], layers: dict[str, int]) -> list[Place]:
-    """Coordinates of calls that are given by module name in execution order.
+def visits_of(
+    calls: Sequence[str], layers: Mapping[str, int], sizes: Mapping[str, tuple[int, int]] = _NO_SIZES
+) -> list[VisitSpec]:
+    """The visits of calls that are given by module name in execution order.
 
     A module that is called several times is part of the loop, once per pass; what is called once before the first
     of them is the head, once behind the last of them the tail. Where every module is called once, all of them are
@@ -31,35 +24,54 @@ def places(calls: Sequence[str], layers: dict[str, int]) -> list[Place]:
     Args:
         calls: module names, one per call.
         layers: module name → physical number, for modules that have one.
+        sizes: module name → (E, k), for modules with a router.
     """
     counts = Counter(calls)
     looped = {name for name, count in counts.items() if count > 1}
+    first = min((pos for pos, name in enumerate(calls) if name in looped), default=0)
+    last = max((pos for pos, name in enumerate(calls) if name in looped), default=len(calls) - 1)
+    stack = {name: index for index, name in enumerate(dict.fromkeys(calls[first : last + 1]))}
     if not looped:
-        ranks = {name: index for index, name in enumerate(dict.fromkeys(calls))}
-        return [Place("loop", pos, 0, layers.get(name, ranks[name])) for pos, name in enumerate(calls)]
-    first = min(pos for pos, name in enumerate(calls) if name in looped)
-    last = max(pos for pos, name in enumerate(calls) if name in looped)
-    inside = list(dict.fromkeys(calls[first : last + 1]))
-    stack = {name: index for index, name in enumerate(inside)}
+        stack |= {name: layers[name] for name in calls if name in layers}
     seen: Counter[str] = Counter()
     found = []
     for pos, name in enumerate(calls):
-        if pos < first:
-            found.append(Place("head", pos, 0, 0))
-        elif pos > last:
-            found.append(Place("tail", pos, 0, 0))
-        else:
-            found.append(Place("loop", pos, seen[name], stack[name]))
-            seen[name] += 1
+        block: Any = "head" if pos < first else "tail" if pos > last else "loop"
+        num_experts, top_k = sizes.get(name, (0, 0))
+        found.append(
+            VisitSpec(
+                block=block,
+                unrolled_pos=pos,
+                loop_step=seen[name] if block == "loop" else 0,
+                layer_idx=stack[name] if block == "loop" else 0,
+                num_experts=num_experts,
+                top_k=top_k,
+            )
+        )
+        seen[name] += 1
     return found
 
 
-def meta_of(found: Iterable[Place], num_experts: int, top_k: int) -> TraceMeta:
-    """The TraceMeta of one forward, from its own calls."""
-    loop = [place for place in found if place.block == "loop"]
+def plan_visits(plan: CapturePlan, calls: Sequence[str]) -> list[VisitSpec]:
+    """The visits of calls of a plan's blocks."""
+    blocks = plan.blocks()
+    layers = {name: spec.layer for name, spec in blocks.items() if spec.layer is not None}
+    sizes = {
+        name: (part.routing.num_experts, part.routing.top_k)
+        for name in blocks
+        for part in reversed(plan.parts_of(name).values())
+        if part.routing is not None
+    }
+    return visits_of(calls, layers, sizes)
+
+
+def meta_of(visits: Sequence[VisitSpec]) -> TraceMeta:
+    """The TraceMeta of one forward, from its own visits."""
+    loop = [visit for visit in visits if visit.block == "loop"]
+    num_experts, top_k = max(((visit.num_experts, visit.top_k) for visit in visits), default=(0, 0))
     return TraceMeta(
-        num_stacks=1 + max((place.loop_step for place in loop), default=0),
-        num_layers_in_stack=1 + max((place.layer_idx for place in loop), default=0),
+        num_stacks=1 + max((visit.loop_step for visit in loop), default=0),
+        num_layers_in_stack=1 + max((visit.layer_idx for visit in loop), default=0),
         num_experts=num_experts,
         num_active=top_k,
     )
@@ -85,42 +97,12 @@ def promised_calls(plan: CapturePlan) -> list[str] | None:
     return found
 
 
-def layer_numbers(plan: CapturePlan) -> dict[str, int]:
-    """Module name → physical number, where the plan has one."""
-    return {name: spec.layer for name, spec in plan.blocks().items() if spec.layer is not None}
-
-
-def size_of(plan: CapturePlan, block: str) -> tuple[int, int]:
-    """(E, k) of a block; (0, 0) where it has no router."""
-    for spec in plan.parts_of(block).values():
-        if spec.routing is not None:
-            return spec.routing.num_experts, spec.routing.top_k
-    return 0, 0
-
-
 def expected_visits(plan: CapturePlan) -> tuple[VisitSpec, ...]:
     """The visits that a plan promises; empty where it promises no number of calls."""
-    calls = promised_calls(plan)
-    if calls is None:
-        return ()
-    sizes = {name: size_of(plan, name) for name in plan.blocks()}
-    return tuple(
-        VisitSpec(
-            block=place.block,  # type: ignore[arg-type]  # one of the three by construction
-            unrolled_pos=place.unrolled_pos,
-            loop_step=place.loop_step,
-            layer_idx=place.layer_idx,
-            num_experts=sizes[name][0],
-            top_k=sizes[name][1],
-        )
-        for name, place in zip(calls, places(calls, layer_numbers(plan)), strict=True)
-    )
+    return tuple(plan_visits(plan, promised_calls(plan) or ()))
 
 
 def promised_meta(plan: CapturePlan) -> TraceMeta | None:
     """The TraceMeta of a forward that keeps the plan's promise; None where it promises no number of calls."""
     calls = promised_calls(plan)
-    if calls is None:
-        return None
-    sizes = max((size_of(plan, name) for name in plan.blocks()), default=(0, 0))
-    return meta_of(places(calls, layer_numbers(plan)), *sizes)
+    return None if calls is None else meta_of(plan_visits(plan, calls))

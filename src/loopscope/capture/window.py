@@ -13,8 +13,8 @@ from loopscope.capture.errors import CoverageError, ReconcileError
 from loopscope.capture.routing import RoutingSpec
 from loopscope.capture.source import Call, Source
 from loopscope.capture.spec import CapturePlan
-from loopscope.capture.visits import Place, layer_numbers, meta_of, places, size_of
-from loopscope.trace import TraceMeta, TracePoint
+from loopscope.capture.visits import meta_of, plan_visits
+from loopscope.trace import TraceMeta, TracePoint, VisitSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,8 +35,6 @@ class Boundary:
     block: str
     sources: Mapping[str, Source]
     is_block: bool
-    merge: bool
-    routing: RoutingSpec | None
 
 
 def boundaries_of(plan: CapturePlan) -> dict[str, Boundary]:
@@ -44,27 +42,20 @@ def boundaries_of(plan: CapturePlan) -> dict[str, Boundary]:
     found: dict[str, Boundary] = {}
     for block in plan.blocks():
         for name, spec in {**plan.parts_of(block), block: plan[block]}.items():
-            found[name] = Boundary(
-                name,
-                block,
-                spec.sources(f"plan[{name!r}]"),
-                name == block,
-                spec.merge != "none",
-                spec.routing,
-            )
+            found[name] = Boundary(name, block, spec.sources(f"plan[{name!r}]"), name == block)
     return found
 
 
 @dataclass(slots=True)
 class Window:
-    """Collects the calls of one forward. Hooks call `heard`; `points` ends it."""
+    """Collects the calls of one forward. Hooks call `record`; `points` ends it."""
 
     plan: CapturePlan
     visits: list[_Visit] = field(default_factory=list)
     pending: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
-    def heard(self, boundary: Boundary, call: Call) -> None:
+    def record(self, boundary: Boundary, call: Call) -> None:
         """Take a boundary's tensors from one call. Never raises inside a model's forward: a problem is kept as
         text and raised at the window's end."""
         try:
@@ -83,15 +74,13 @@ class Window:
         if boundary.is_block and residual is not None:
             self.visits.append(_Visit(boundary.block, residual, self.pending.pop(boundary.block, {})))
 
-    def places(self) -> list[Place]:
+    def specs(self) -> list[VisitSpec]:
         """Coordinates of the visits so far."""
-        return places(self.blocks(), layer_numbers(self.plan))
+        return plan_visits(self.plan, self.blocks())
 
     def meta(self) -> TraceMeta:
         """The TraceMeta of this forward."""
-        sizes = [size_of(self.plan, visit.block) for visit in self.visits]
-        experts, top_k = max(sizes, default=(0, 0))
-        return meta_of(self.places(), experts, top_k)
+        return meta_of(self.specs())
 
     def points(self, *, verify: bool = True) -> list[TracePoint]:
         """Every visit as a TracePoint, proven.
@@ -105,11 +94,11 @@ class Window:
         """
         if self.problems:
             raise ReconcileError("; ".join(self.problems))
-        self._check_heard()
+        self._check_calls()
         checks: list[tuple[str, RoutingSpec, int, Tensor]] = []
         found = []
-        for visit, place in zip(self.visits, self.places(), strict=True):
-            found.append(self._point(visit, place, checks if verify else None))
+        for visit, at in zip(self.visits, self.specs(), strict=True):
+            found.append(self._point(visit, at, checks if verify else None))
         if checks:
             counts = torch.stack([counts for *_, counts in checks]).tolist()
             for (where, spec, tokens, _), wrong in zip(checks, counts, strict=True):
@@ -129,9 +118,9 @@ class Window:
         self.visits.clear()
         self.pending.clear()
 
-    def _check_heard(self) -> None:
-        heard = {visit.block for visit in self.visits}
-        silent = [name for name in self.plan.blocks() if name not in heard]
+    def _check_calls(self) -> None:
+        called = {visit.block for visit in self.visits}
+        silent = [name for name in self.plan.blocks() if name not in called]
         if silent:
             shown = ", ".join(silent[:8]) + (", ..." if len(silent) > 8 else "")
             raise CoverageError(
@@ -145,12 +134,12 @@ class Window:
                     f"{visit.block}: its router was not called in a visit, or its hook did not run."
                 )
 
-    def _point(self, visit: _Visit, place: Place, checks: list[Any] | None) -> TracePoint:
+    def _point(self, visit: _Visit, at: VisitSpec, checks: list[Any] | None) -> TracePoint:
         common: dict[str, Any] = {
-            "block": place.block,
-            "unrolled_pos": place.unrolled_pos,
-            "loop_step": place.loop_step,
-            "layer_idx": place.layer_idx,
+            "block": at.block,
+            "unrolled_pos": at.unrolled_pos,
+            "loop_step": at.loop_step,
+            "layer_idx": at.layer_idx,
         }
         residual = visit.residual
         if residual.ndim != 3:
@@ -166,7 +155,7 @@ class Window:
         spec = next(
             part.routing for part in self.plan.parts_of(visit.block).values() if part.routing is not None
         )
-        where = f"{visit.block} (unrolled_pos {place.unrolled_pos})"
+        where = f"{visit.block} (unrolled_pos {at.unrolled_pos})"
         raw = _flat(visit.router, residual, spec, where)
         if checks is not None:
             checks.append((where, spec, raw.logits.shape[0], proof.wrong_counts(raw, spec)))
@@ -178,7 +167,8 @@ def router_fields(
 ) -> dict[str, Any]:
     """The router fields of a TracePoint from one call's tensors: scores over all E summing to 1, weights
     renormalised, selection scores where a bias was added. [N, ...] becomes [B, S, ...]."""
-    scores = scores_for(raw, spec)
+    # The model's own scores where they were handed over, else from the logits.
+    scores = raw.probs if raw.probs is not None else proof.scores_of(raw.logits, spec)
     probs = (
         scores / scores.sum(dim=-1, keepdim=True).clamp_min(1e-20) if spec.score_func == "sigmoid" else scores
     )
@@ -197,11 +187,6 @@ def router_fields(
         "selection_scores": selection,
         "expert_bias": raw.bias,
     }
-
-
-def scores_for(raw: proof.Routing, spec: RoutingSpec) -> Tensor:
-    """[N, E]: the model's own scores where handed over, else from the logits."""
-    return raw.probs if raw.probs is not None else proof.scores_of(raw.logits, spec)
 
 
 def _flat(router: Mapping[str, Tensor], residual: Tensor, spec: RoutingSpec, where: str) -> proof.Routing:

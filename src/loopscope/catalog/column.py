@@ -21,9 +21,9 @@ TypeName = Literal[
 ]
 """The column types: the few that DuckDB, Polars, Daft and Spark read alike."""
 
-Place = Literal["summary", "worst", "diff", "visits", "probe_diff"]
+Place = Literal["summary", "worst", "diff", "visits", "spread", "probe_diff"]
 """Where people see a column unasked: the summary's tables, its list of worst visits, `loopscope diff`, the trackers'
-table of visits, the comparison of two probes."""
+table of visits, their histograms over visits, the comparison of two probes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,10 +1,10 @@
-"""What the documentation says of columns and rules: `docs/metrics.md`, and tables in other pages."""
+"""What the documentation says of columns, gauges and rules: `docs/metrics.md`, and tables in other pages."""
 
 from __future__ import annotations
 
 from loopscope.catalog.bins import EDGES, NUM_BINS
 from loopscope.catalog.column import Column
-from loopscope.catalog.registry import METRICS
+from loopscope.catalog.registry import GAUGES, METRICS
 from loopscope.catalog.rule_registry import RULES
 
 _INTRODUCTION = f"""\
@@ -58,6 +58,12 @@ def metrics_page() -> str:
         parts.append("|---|---|---|---|---|---|---|---|")
         parts.extend(_row(column) for (owner, _), column in METRICS.items() if owner == table)
     return "\n".join(parts) + "\n"
+
+
+def tracker_keys() -> str:
+    """The table of the gauges by their keys in trackers, Markdown."""
+    lines = ["| key | from the rows of its step |", "|---|---|"]
+    return "\n".join(lines + [f"| `{gauge.key}` | {_cell(gauge.words)} |" for gauge in GAUGES.values()])
 
 
 def rules_table() -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -55,17 +55,27 @@ class Gauge:
         return self.key.replace("/", "_")
 
     @property
+    def words(self) -> str:
+        """What it is of a step's rows, in Markdown."""
+        said = _WORDS[self.how].format(column=f"`{self.column}`", place=f"`{self.place}`")
+        rows = "".join(f", {column} {value}" for column, value in self.where)
+        return f"{said} of `{self.table}`{rows}"
+
+    @property
     def help(self) -> str:
-        """What it is, in one line."""
-        said = _WORDS[self.how].format(column=self.column, place=self.place)
-        only = "".join(f", {column} {value}" for column, value in self.where)
-        return f"{said} over the table {self.table} at its last step{only}"
+        """What it is at the end of a run, in one line."""
+        return f"{self.words} at its last step".replace("`", "")
 
     @property
     def needs(self) -> tuple[str, ...]:
         """The columns that it is evaluated from."""
         names = (self.column, *(name for name, _ in self.where), self.place)
         return tuple(dict.fromkeys(name for name in names if name))
+
+    @property
+    def condition(self) -> str:
+        """`where` as an SQL condition."""
+        return equal_sql(self.where)
 
 
 class GaugeValues(NamedTuple):
@@ -87,48 +97,71 @@ def evaluate_by_step(gauge: Gauge, columns: Columns) -> GaugeValues:
         columns: `gauge.needs`, and `step`, of the rows that speak for the run (`catalog.rows`), in any order.
     """
     step = np.asarray(columns["step"], dtype=np.int64)
-    value = as_floats(columns[gauge.column])
-    place = as_floats(columns[gauge.place]) if gauge.place else np.zeros(len(step))
-    counts = np.ones(len(step), dtype=np.bool_)
-    for name, wanted in gauge.where:
-        counts &= np.asarray(columns[name], dtype=object) == wanted
-    step, value, place = step[counts], value[counts], place[counts]
-    known = ~np.isnan(value)
-    ordered = np.where(known, value, -np.inf) if gauge.how in ("max", "place of max") else np.zeros(len(step))
-    order = np.lexsort((place, ordered, step))
-    step, value, place, known = step[order], value[order], place[order], known[order]
-    begins = np.flatnonzero(np.r_[True, step[1:] != step[:-1]]) if len(step) else np.zeros(0, np.int64)
-    ends = np.r_[begins[1:], len(step)] - 1 if len(step) else begins
+    value = np.asarray(columns[gauge.column], dtype=np.float64)
+    place = as_floats(columns[gauge.place]) if gauge.place else value
+    if gauge.where:
+        counts = np.logical_and.reduce(
+            [np.asarray(columns[name], dtype=object) == wanted for name, wanted in gauge.where]
+        )
+        step, value, place = step[counts], value[counts], place[counts]
     if not len(step):
-        return GaugeValues(step, value, begins)
-    num_known = np.add.reduceat(known.astype(np.int64), begins)
-    skipped = np.diff(np.r_[begins, len(step)]) - num_known
+        return GaugeValues(step, value, step)
+    if gauge.place or (step[1:] < step[:-1]).any():
+        size = np.where(np.isfinite(value), value, -np.inf) if gauge.how == "place of max" else step
+        order = np.lexsort((place, size, step)) if gauge.place else np.argsort(step, kind="stable")
+        step, value, place = step[order], value[order], place[order]
+    known = np.isfinite(value)
+    begins = np.r_[0, np.flatnonzero(step[1:] != step[:-1]) + 1]
+    ends = np.r_[begins[1:], len(step)]
+    num_known = np.add.reduceat(known, begins, dtype=np.int64)
+    skipped = ends - begins - num_known
     match gauge.how:
-        case "only":
-            found, skipped = value[begins], np.zeros_like(skipped)
-        case "last":
-            found, skipped = value[ends], np.zeros_like(skipped)
-        case "max":
-            found = value[ends]
+        case "only" | "last":
+            at = begins if gauge.how == "only" else ends - 1
+            found, skipped = np.where(known[at], value[at], np.nan), np.zeros_like(skipped)
         case "place of max":
-            found = np.where(num_known > 0, place[ends], np.nan)
+            found = place[ends - 1]
+        case "max":
+            found = np.maximum.reduceat(np.where(known, value, -np.inf), begins)
         case "min":
-            lowest = np.minimum.reduceat(np.where(known, value, np.inf), begins)
-            found = np.where(num_known > 0, lowest, np.nan)
+            found = np.minimum.reduceat(np.where(known, value, np.inf), begins)
         case "mean" | "sum":
-            total = np.add.reduceat(np.where(known, value, 0.0), begins)
-            share = np.maximum(num_known, 1) if gauge.how == "mean" else 1
-            found = np.where(num_known > 0, total / share, np.nan)
-    return GaugeValues(step[begins], found, skipped)
+            found = np.add.reduceat(np.where(known, value, 0.0), begins)
+            if gauge.how == "mean":
+                found /= np.maximum(num_known, 1)
+    return GaugeValues(step[begins], np.where(num_known > 0, found, np.nan), skipped)
 
 
 def evaluate(gauge: Gauge, columns: Columns) -> tuple[float | None, int]:
     """The gauge over the rows of one step: its value (None where it is null, or no row counts), and rows left out."""
     steps = np.zeros(len(columns[gauge.column]), dtype=np.int64)
-    found = evaluate_by_step(gauge, {**columns, "step": steps})
-    if not len(found.step) or np.isnan(found.value[0]):
-        return None, int(found.skipped.sum())
-    return float(found.value[0]), int(found.skipped[0])
+    _, value, skipped = evaluate_by_step(gauge, {**columns, "step": steps})
+    if not len(value):
+        return None, 0
+    return (None if np.isnan(value[0]) else float(value[0])), int(skipped[0])
+
+
+def scalars_of(
+    gauges: Iterable[Gauge], tables: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> dict[str, float]:
+    """Key → value of every gauge over the rows of one step; one that is null, or has no row, is left out.
+
+    Args:
+        gauges: what is wanted.
+        tables: table → the rows of the step that speak for the run.
+    """
+    found = {}
+    for gauge in gauges:
+        if rows := tables.get(gauge.table):
+            value, _ = evaluate(gauge, {name: [row.get(name) for row in rows] for name in gauge.needs})
+            if value is not None:
+                found[gauge.key] = value
+    return found
+
+
+def equal_sql(pairs: Iterable[tuple[str, str]]) -> str:
+    """(column, value) pairs of the catalogue as an SQL condition; "true" where there is none."""
+    return " and ".join(f"{column} = '{value}'" for column, value in pairs) or "true"
 
 
 def as_floats(values: Sequence[Any] | NDArray[Any]) -> NDArray[np.float64]:

@@ -58,6 +58,11 @@ METRICS: Mapping[tuple[str, str], Column] = MappingProxyType(
 )
 """(table, column) → column, of every measured value; those of `probe_router` are the router's."""
 
+TRAINING_METRICS: Mapping[tuple[str, str], Column] = MappingProxyType(
+    {key: column for key, column in METRICS.items() if not key[0].startswith("probe_")}
+)
+"""Those of the tables that training writes."""
+
 GAUGES: Mapping[str, Gauge] = MappingProxyType(
     {gauge.key: gauge for table in TABLES.values() for gauge in table.gauges}
 )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loopscope.catalog.gauge import Columns, as_floats
+
+T = TypeVar("T")
 
 SCOPE = ("step", "aggregation_scope", "rank")
 """The columns that say whose a row is."""
@@ -18,6 +20,12 @@ BLOCKS = ("head", "loop", "tail")
 
 VISIT = ("block", "unrolled_pos", "loop_step", "layer_idx")
 """The columns that say which visit a row is about."""
+
+VISIT_INDEX = (
+    "case when block = 'tail' then dense_rank() over (partition by step, block order by unrolled_pos) - 1 "
+    "else unrolled_pos end"
+)
+"""`index` of `visit_label` as SQL, over whole steps of a table with `VISIT`."""
 
 
 def speaking(columns: Columns, lowest: float | None = None) -> NDArray[np.bool_]:
@@ -48,7 +56,7 @@ def speaking_sql(table: str, *, any_global: bool, any_local: bool, lowest: int |
     Args:
         table: the table or view that the condition is used with.
         any_global: the table has global rows.
-        any_local: the table has other rows.
+        any_local: the table has other rows, at a step without global ones; where that is not known, other rows.
         lowest: the lowest rank of its other rows; None where none has a rank.
     """
     is_global = "aggregation_scope = 'global'"
@@ -56,8 +64,15 @@ def speaking_sql(table: str, *, any_global: bool, any_local: bool, lowest: int |
     if not any_global:
         return own
     if not any_local:
-        return "true"
+        return is_global
     return f"({is_global} or ({own} and step not in (select step from {table} where {is_global})))"
+
+
+def evenly(items: Sequence[T], most: int) -> Sequence[T]:
+    """At most `most` items, evenly over all of them, the first and the last among them."""
+    if len(items) <= most:
+        return items
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, list[Any]]:
@@ -100,7 +115,7 @@ def visit_labels(columns: Columns) -> list[str]:
     """The label of every row's visit.
 
     Args:
-        columns: `block`, `unrolled_pos`, `loop_step`, `layer_idx`, and `step` where there are several; [n] each.
+        columns: `VISIT`, and `step` where there are several; [n] each.
     """
     index = visit_index(columns).tolist()
     return [

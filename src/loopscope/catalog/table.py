@@ -28,6 +28,8 @@ class TableSpec:
     """True where a row shows that training went on; health rows alone do not."""
     gauges: tuple[Gauge, ...] = ()
     """The numbers that stand for a step of this table."""
+    shown_rows: tuple[tuple[str, str], ...] = ()
+    """(column, value): the rows whose columns people see unasked; empty: every row."""
 
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns]

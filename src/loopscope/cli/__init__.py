@@ -10,9 +10,7 @@ import difflib
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Protocol
 
 from loopscope import __version__
@@ -48,58 +46,34 @@ class _Command(Protocol):
     def run(self) -> int: ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Verb:
-    """Where a verb lives. Adding one is a file, a line here and a mirrored test."""
-
-    module: str
-    attribute: str
-    help: str
-
-
+# Adding a verb is a file, a line here and a mirrored test.
 _VERBS = {
-    "train": _Verb(module="train", attribute="Train", help="Train with torchtitan, recording every step."),
-    "toy": _Verb(module="toy", attribute="Toy", help="Train a tiny model and prove that nothing leaks."),
-    "summary": _Verb(module="summary", attribute="Summary", help="Show what a run saw, in the terminal."),
-    "report": _Verb(module="report", attribute="Report", help="Write what a run saw as one HTML file."),
-    "diff": _Verb(module="diff", attribute="Diff", help="Compare two runs: settings, then metrics."),
-    "watch": _Verb(module="watch", attribute="Watch", help="Watch a run in the terminal while it trains."),
-    "alerts": _Verb(module="alerts", attribute="Alerts", help="Print the alert rules, or a run's alerts."),
-    "serve": _Verb(
-        module="serve", attribute="Serve", help="Serve a page and an API over all runs of a folder."
-    ),
-    "metrics": _Verb(module="metrics", attribute="Metrics", help="List every metric with its formula."),
-    "verify": _Verb(module="verify", attribute="Verify", help="Check every part and row of a run."),
-    "seal": _Verb(module="seal", attribute="Seal", help="Turn a run's journals into Parquet parts."),
-    "compact": _Verb(
-        module="compact", attribute="Compact", help="Merge a run's parts into fewer, larger ones."
-    ),
-    "schemas": _Verb(module="schemas", attribute="Schemas", help="Print the tables and their columns."),
-    "generate": _Verb(
-        module="generate", attribute="Generate", help="Write the repository's generated files, or check them."
-    ),
-    "corpus": _Verb(module="corpus", attribute="CorpusVerb", help="Build or verify a probe corpus."),
-    "probe": _Verb(
-        module="probe", attribute="Probe", help="Probe finished checkpoints; compare two of them."
-    ),
-    "support": _Verb(
-        module="support", attribute="Support", help="List the settings that a backend does not honour."
-    ),
-    "capabilities": _Verb(
-        module="capabilities", attribute="Capabilities", help="List the metrics that a model can give."
-    ),
-    "plan": _Verb(module="plan", attribute="Plan", help="Print what would be captured where in a model."),
+    "train": "Train with torchtitan, recording every step.",
+    "toy": "Train a tiny model and prove that nothing leaks.",
+    "summary": "Show what a run saw, in the terminal.",
+    "report": "Write what a run saw as one HTML file.",
+    "diff": "Compare two runs: settings, then metrics.",
+    "watch": "Watch a run in the terminal while it trains.",
+    "alerts": "Print the alert rules, or a run's alerts.",
+    "serve": "Serve a page and an API over all runs of a folder.",
+    "metrics": "List every metric with its formula.",
+    "verify": "Check every part and row of a run.",
+    "seal": "Turn a run's journals into Parquet parts.",
+    "compact": "Merge a run's parts into fewer, larger ones.",
+    "schemas": "Print the tables and their columns.",
+    "generate": "Write the repository's generated files, or check them.",
+    "corpus": "Build or verify a probe corpus.",
+    "probe": "Probe finished checkpoints; compare two of them.",
+    "support": "List the settings that a backend does not honour.",
+    "capabilities": "List the metrics that a model can give.",
+    "plan": "Print what would be captured where in a model.",
 }
-
-
-def _available() -> dict[str, _Verb]:
-    return {
-        name: verb for name, verb in _VERBS.items() if find_spec(f"loopscope.cli.{verb.module}") is not None
-    }
+# A verb's class is the verb with a capital letter, but for:
+_CLASSES = {"corpus": "CorpusVerb"}
 
 
 def _usage() -> str:
-    lines = [f"  {name:<13}{verb.help}" for name, verb in _available().items()]
+    lines = [f"  {name:<13}{help}" for name, help in _VERBS.items()]
     return (
         "usage: loopscope VERB [flags]\n\n"
         "Watches the training of looped Mixture-of-Experts transformers, and of any other MoE.\n\n"
@@ -116,14 +90,15 @@ def _fail(text: str, status: int) -> int:
 
 
 def _unknown(name: str) -> int:
-    near = difflib.get_close_matches(name, _available(), n=1)
+    near = difflib.get_close_matches(name, _VERBS, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    return _fail(f"loopscope: no verb {name!r}; expected one of {', '.join(_available())}.{hint}", 2)
+    return _fail(f"loopscope: no verb {name!r}; expected one of {', '.join(_VERBS)}.{hint}", 2)
 
 
 def _load(name: str) -> type[_Command]:
-    verb = _available()[name]
-    command: type[_Command] = getattr(import_module(f"loopscope.cli.{verb.module}"), verb.attribute)
+    command: type[_Command] = getattr(
+        import_module(f"loopscope.cli.{name}"), _CLASSES.get(name, name.capitalize())
+    )
     return command
 
 
@@ -154,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name == "--version":
         print(f"loopscope {__version__}")
         return 0
-    if name not in _available():
+    if name not in _VERBS:
         return _unknown(name)
     try:
         import tyro

@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from loopscope.cli.console import make_console, make_table, plain, titled, working
-from loopscope.store.compact import adopt_into_delta, compact_run
+from loopscope.store.read.compact import adopt_into_delta, compact_run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,10 +32,11 @@ class Compact:
             compacted = compact_run(self.path, self.out)
             versions = adopt_into_delta(compacted) if self.delta else {}
         console = make_console()
-        table = make_table(("table", "live rows", "files", "delta"), left=("table",))
-        for name, files in compacted.files.items():
-            delta = f"version {versions[name]}" if name in versions else ""
-            table.add_row(name, str(compacted.rows[name]), str(len(files)), delta)
+        rows = [
+            (name, compacted.rows[name], len(files), f"version {versions[name]}" if name in versions else "")
+            for name, files in compacted.files.items()
+        ]
+        table = make_table(("table", "live rows", "files", "delta"), rows, left=("table",))
         console.print(*titled(str(compacted.path), table), sep="\n")
         for problem in compacted.problems:
             console.print(plain(f"wrong ({problem.kind}): {problem}"), markup=False)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
+from typing import Any
 
 from rich import box
 from rich.console import Console, RenderableType
@@ -64,12 +67,31 @@ def plain(text: str) -> str:
     return "".join(sign if sign.isprintable() or sign == "\n" else "\ufffd" for sign in text)
 
 
-def make_table(columns: Sequence[str], *, left: Sequence[str] = ()) -> Table:
-    """A plain table; columns are right-aligned, those named in `left` are not."""
+def make_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]] = (),
+    *,
+    left: Sequence[str] = (),
+    digits: int = 4,
+) -> Table:
+    """A plain table; columns are right-aligned, those named in `left` are not.
+
+    Args:
+        columns: headings.
+        rows: cells: `Text`; strings, which are text, never markup or orders to the terminal; or what `number` writes.
+        left: headings of the columns that are left-aligned.
+        digits: of numbers.
+    """
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1))
     for name in columns:
         table.add_column(name, justify="left" if name in left else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else Text(_written(cell, digits)) for cell in row))
     return table
+
+
+def _written(cell: str | float | None, digits: int) -> str:
+    return plain(cell) if isinstance(cell, str) else number(cell, digits)
 
 
 def titled(title: str, table: Table) -> list[RenderableType]:
@@ -88,6 +110,18 @@ def _bars(
         transient=True,
         disable=not console.is_terminal,
     )
+
+
+@contextmanager
+def signal_handlers(handler: Callable[[int, FrameType | None], None], *names: str) -> Iterator[None]:
+    """These signals, where the system has them, go to `handler` while the block runs."""
+    known = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before = {number: signal.signal(number, handler) for number in known}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import tyro
 
@@ -14,7 +14,7 @@ from loopscope.errors import ConfigError, ProbeError
 from loopscope.probe.build import FEW_DOCUMENTS, LONG_CHARS, build_manifest, left_out
 from loopscope.probe.corpus import Corpus, available_corpora, load_corpus
 from loopscope.probe.manifest import MANIFEST_FILE, write_manifest
-from loopscope.probe.repetition import bucket_of, repetition_rate
+from loopscope.probe.repetition import Bucket, bucket_of, repetition_rate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,15 +76,15 @@ class CorpusVerb:
     def _verify(self) -> int:
         corpus = load_corpus(self.corpus)
         for document in corpus.documents:
-            if document.name.partition("/")[0] != document.domain:
+            if document.file.partition("/")[0] != document.domain:
                 raise ProbeError(
-                    f"corpus {corpus.name!r}: {document.name} is in the manifest with the domain {document.domain!r}, "
+                    f"corpus {corpus.name!r}: {document.file} is in the manifest with the domain {document.domain!r}, "
                     "expected its first folder. Restore the manifest, or build another corpus."
                 )
             rate = round(repetition_rate(document.text), 4)
             if rate != document.repetition_rate or bucket_of(rate) != document.repetition_bucket:
                 raise ProbeError(
-                    f"corpus {corpus.name!r}: {document.name} is in the manifest with repetition rate "
+                    f"corpus {corpus.name!r}: {document.file} is in the manifest with repetition rate "
                     f"{document.repetition_rate} ({document.repetition_bucket}), but has {rate} "
                     f"({bucket_of(rate)}). Restore the manifest, or build another corpus."
                 )
@@ -110,7 +110,7 @@ def _say_what_surprises(folder: Path, corpus: Corpus) -> None:
     if others:
         some = ", ".join(str(path.relative_to(folder)) for path in others[:3])
         print(f"left out: {len(others)} file(s) that are hidden or do not end in .txt, such as {some}")
-    long = [document.name for document in corpus.documents if len(document.text) > LONG_CHARS]
+    long = [document.file for document in corpus.documents if len(document.text) > LONG_CHARS]
     if long:
         print(
             f"long: {len(long)} document(s) above {LONG_CHARS} characters, such as {long[0]}. A probe reads the "
@@ -123,21 +123,19 @@ def _say_what_surprises(folder: Path, corpus: Corpus) -> None:
 
 
 def _show(corpus: Corpus) -> None:
-    table = make_table(
-        ["domain", "documents", "characters", "low", "mid", "high", "licence"], left=["domain"]
-    )
+    rows = []
     for domain in dict.fromkeys(document.domain for document in corpus.documents):
         members = [document for document in corpus.documents if document.domain == domain]
         buckets = Counter(document.repetition_bucket for document in members)
-        table.add_row(
-            domain,
-            str(len(members)),
-            str(sum(len(document.text) for document in members)),
-            *(str(buckets[name]) for name in ("low", "mid", "high")),
-            ", ".join(sorted({document.licence for document in members})),
+        licences = ", ".join(sorted({document.licence for document in members}))
+        characters = sum(len(document.text) for document in members)
+        rows.append(
+            (domain, len(members), characters, *(buckets[name] for name in get_args(Bucket)), licences)
         )
     console = make_console()
-    console.print(table)
+    console.print(
+        make_table(["domain", "documents", "characters", *get_args(Bucket), "licence"], rows, left=["domain"])
+    )
     console.print(
         f"{corpus.name}: {len(corpus.documents)} documents as the manifest says, texts {corpus.text_hash}"
     )

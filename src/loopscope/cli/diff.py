@@ -71,20 +71,17 @@ class Diff:
         console.print(f"B: {_named(b)}", markup=False)
         console.print()
         if settings:
-            table = make_table(("setting", "A", "B"), left=("setting", "A", "B"))
-            for setting in settings:
-                # Text, not markup: the values are somebody's configuration.
-                table.add_row(*(Text(plain(cell)) for cell in (setting.name, setting.a, setting.b)))
-            for part in titled(f"Settings that differ: {len(settings)}", table):
-                console.print(part)
+            columns = ("setting", "A", "B")
+            table = make_table(columns, [(one.name, one.a, one.b) for one in settings], left=columns)
+            console.print(*titled(f"Settings that differ: {len(settings)}", table), sep="\n")
         else:
             console.print(Text("Settings: the same", style="bold"))
         console.print(f"\nMeans over steps {window[0]} to {window[1]}; a visit counts as much as any other.")
         for by, rows in found.items():
             if rows:
                 console.print()
-                for part in titled(_TITLES[by], _table(rows, spread=len(a) > 1 or len(b) > 1)):
-                    console.print(part)
+                table = _table(rows, spread=len(a) > 1 or len(b) > 1)
+                console.print(*titled(_TITLES[by], table), sep="\n")
         for name, why in apart.items():
             console.print(f"\nprobe_loss on {plain(name)}: {why}", markup=False)
         if len(a) > 1 and len(b) > 1:
@@ -101,25 +98,16 @@ def _named(runs: Sequence[Run]) -> str:
 
 
 def _table(rows: Sequence[Difference], *, spread: bool) -> Table:
-    columns = ["metric", "where", "A", "B", "B − A"]
-    if spread:
-        columns[3:3], columns[5:5] = ["± A"], ["± B"]
-        columns.append("")
-    table = make_table(columns, left=("metric", "where"))
     order = list(dict.fromkeys((row.table, row.metric) for row in rows))
-    previous = None
+    cells, previous = [], None
     for row in sorted(rows, key=lambda row: order.index((row.table, row.metric))):
         name = f"{row.table}.{row.metric}"
-        cells = [
-            name if name != previous else "",
-            row.place,
-            number(row.a),
-            number(row.b),
-            number(row.change),
-        ]
-        if spread:
-            cells[3:3], cells[5:5] = [number(row.spread_a, 2)], [number(row.spread_b, 2)]
-            cells.append("*" if row.beyond else "")
-        table.add_row(*(Text(cell) for cell in cells))
+        spreads = [number(row.spread_a, 2)], [number(row.spread_b, 2)], ["*" if row.beyond else ""]
+        of_a, of_b, mark = spreads if spread else ([], [], [])
+        shown = name if name != previous else ""
+        cells.append((shown, row.place, row.a, *of_a, row.b, *of_b, row.change, *mark))
         previous = name
-    return table
+    columns = ["metric", "where", "A", "± A", "B", "± B", "B − A", ""]
+    if not spread:
+        columns = ["metric", "where", "A", "B", "B − A"]
+    return make_table(columns, cells, left=("metric", "where"))

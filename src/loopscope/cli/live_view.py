@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -14,9 +13,16 @@ from loopscope.alerts import Bounds
 from loopscope.analysis import Run
 from loopscope.analysis.health_findings import findings
 from loopscope.analysis.liveness import liveness
-from loopscope.analysis.records import records
-from loopscope.analysis.scope import scope_of
 from loopscope.cli.console import make_table, number, plain, titled
+from loopscope.cli.sections.rows import (
+    VISIT_COLUMNS,
+    WORST,
+    WORST_COLUMNS,
+    fetch,
+    gauges_line,
+    label,
+    scope_note,
+)
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _POINTS = 48
@@ -55,13 +61,9 @@ def sparkline(values: Sequence[float | None]) -> str:
     return "".join(" " if v is None else _BLOCKS[int((v - low) / span * top + 0.5)] for v in values)
 
 
-def _rows(run: Run, table: str, query: str) -> list[dict[str, Any]]:
-    return list(records(run, query.format(where=scope_of(run, table).where))) if table in run.tables else []
-
-
 def _head(run: Run) -> list[RenderableType]:
     name = plain(run.manifest.run_name or run.path.name)
-    last = _rows(
+    last = fetch(
         run, "loss", "select step, attempt, tokens_seen, elapsed_s, wall_time from loss where {where} "
         "order by step desc limit 20"
     )  # fmt: skip
@@ -69,7 +71,7 @@ def _head(run: Run) -> list[RenderableType]:
     if not last:
         return [Text(f"{name}  [{state}]  no step yet", style="bold")]
     newest, oldest = last[0], last[-1]
-    line = f"{name}  [{state}]  step {newest['step']}  attempt {newest['attempt']}"
+    line = f"{name}  [{state}]  step {newest['step']}  attempt {newest['attempt']}{scope_note(run, 'loss')}"
     if newest["tokens_seen"] is not None:
         line += f"  {newest['tokens_seen']:,} tokens"
     if newest["attempt"] == oldest["attempt"] and None not in (newest["elapsed_s"], oldest["elapsed_s"]):
@@ -84,20 +86,18 @@ def _head(run: Run) -> list[RenderableType]:
 
 def _losses(run: Run, points: int) -> list[RenderableType]:
     names = ("task_loss", "total_loss", "lb_loss", "grad_norm", "lr")
-    rows = _rows(
+    rows = fetch(
         run, "loss", f"select step, {', '.join(names)} from loss where {{where}} order by step desc limit {_POINTS * 4}"
     )[::-1]  # fmt: skip
     if not rows:
         return []
-    table = make_table(("loss", "now", f"last {len(rows)} steps"), left=("loss", f"last {len(rows)} steps"))
-    for name in names:
-        values = [row[name] for row in rows]
-        table.add_row(name, number(values[-1]), sparkline(_thin(values, points)))
-    return [table]
+    cells = [(name, rows[-1][name], sparkline(_thin([row[name] for row in rows], points))) for name in names]
+    columns = ("loss", "now", f"last {len(rows)} steps")
+    return [make_table(columns, cells, left=columns[::2])]
 
 
 def _loop(run: Run, points: int, *, narrow: bool) -> list[RenderableType]:
-    rows = _rows(
+    rows = fetch(
         run, "transition", "select step, to_loop_step as r, avg(relative_delta) as delta, avg(growth) as growth, "
         "avg(state_cosine) as cosine from transition where {where} and kind = 'step_boundary' "
         f"and step in (select distinct step from transition order by step desc limit {points}) "
@@ -105,44 +105,33 @@ def _loop(run: Run, points: int, *, narrow: bool) -> list[RenderableType]:
     )  # fmt: skip
     if not rows:
         return []
-    columns = ("loop step", "relative delta", "growth", "cosine", "relative delta over traces")
-    if narrow:
-        columns = ("step", "delta", "growth", "", "over traces")
-    shown = [i for i, name in enumerate(columns) if name]
-    table = make_table([columns[i] for i in shown], left=columns[-1:])
-    for step in sorted({row["r"] for row in rows}):
-        of = [row for row in rows if row["r"] == step]
-        line = sparkline([row["delta"] for row in of])
-        numbers = [number(of[-1][name]) for name in ("delta", "growth", "cosine")]
-        cells = [f"{step - 1} → {step}", *numbers, line]
-        table.add_row(*(cells[i] for i in shown))
-    return titled("The loop, mean over its layers' own values", table)
+    names = {"delta": "delta", "growth": "growth"}
+    if not narrow:
+        names = {"delta": "relative delta", "growth": "growth", "cosine": "cosine"}
+    by_step = {step: [row for row in rows if row["r"] == step] for step in sorted({row["r"] for row in rows})}
+    cells = [
+        (f"{step - 1} → {step}", *(of[-1][name] for name in names), sparkline([row["delta"] for row in of]))
+        for step, of in by_step.items()
+    ]
+    columns = ["step" if narrow else "loop step", *names.values(), f"{names['delta']} over traces"]
+    table = make_table(columns, cells, left=columns[-1:])
+    title = f"The loop, mean over its layers' own values{scope_note(run, 'transition')}"
+    return [*titled(title, table), gauges_line(run, "transition", "residual")]
 
 
 def _worst(run: Run, *, narrow: bool) -> list[RenderableType]:
-    rows = _rows(
-        run, "router", "select step, block, unrolled_pos, loop_step, layer_idx, maxvio_count, load_entropy_ratio, "
-        "dead_experts, num_experts from router where {where} and step = (select max(step) from router) "
-        "order by maxvio_count desc nulls last limit 5",
+    columns = WORST_COLUMNS[::2] if narrow else WORST_COLUMNS
+    rows = fetch(
+        run, "router", f"select step, {VISIT_COLUMNS}, num_experts, {', '.join(c.name for c in columns)} from router "
+        f"where {{where}} and step = (select max(step) from router) order by {WORST} desc nulls last limit 5",
     )  # fmt: skip
     if not rows:
         return []
-    columns = ("", "visit", "MaxVio", "", "dead") if narrow else (
-        "depth", "visit", "MaxVio", "load entropy", "dead experts",
-    )  # fmt: skip
-    shown = [i for i, name in enumerate(columns) if name]
-    table = make_table([columns[i] for i in shown], left=("visit",))
-    for row in rows:
-        where = (
-            f"{'loop' if narrow else 'loop step'} {row['loop_step']}, layer {row['layer_idx']}"
-            if row["block"] == "loop"
-            else str(row["block"])
-        )
-        dead = "–" if row["dead_experts"] is None else f"{row['dead_experts']} of {row['num_experts']}"
-        numbers = [number(row[name]) for name in ("maxvio_count", "load_entropy_ratio")]
-        cells = [str(row["unrolled_pos"]), where, *numbers, dead]
-        table.add_row(*(cells[i] for i in shown))
-    return titled(f"Most overloaded visits at step {rows[0]['step']}", table)
+    headings = ["visit", *(column.heading for column in columns), "of E"]
+    cells = [(label(row), *(row[column.name] for column in columns), row["num_experts"]) for row in rows]
+    table = make_table(headings, cells, left=("visit",))
+    title = f"Most overloaded visits at step {rows[0]['step']}{scope_note(run, 'router')}"
+    return [*titled(title, table), gauges_line(run, "router")]
 
 
 def _alerts(run: Run, bounds: Bounds) -> list[RenderableType]:

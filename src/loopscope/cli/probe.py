@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from loopscope.catalog.rows import VISIT, visit_labels
 from loopscope.cli.console import MISSING, make_console, make_table, step_progress
+from loopscope.cli.flags import check_least
 from loopscope.errors import ConfigError, ProbeError
 
 if TYPE_CHECKING:
@@ -70,10 +72,7 @@ class Probe:
         asked = [self.checkpoint, self.series, self.compare]
         if sum(one is not None for one in asked) != 1:
             raise ConfigError("expected one of CHECKPOINT, --series DIR and --compare A B")
-        for name, least in (("seq_len", 2), ("batch_size", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"--{name.replace('_', '-')} is {value}, expected >= {least}")
+        check_least(self, seq_len=2, batch_size=1)
         from loopscope.models import cpu_compat
 
         cpu_compat.enable()
@@ -155,19 +154,17 @@ def _show(found: Comparison, first: Path, second: Path) -> None:
 
     console = make_console()
     console.width = max(console.width, _WIDTH)
-    table = make_table(
-        ["pos", "visit", "choice changed", "entropy, nats", "norm, relative", "reading"],
-        left=["visit", "reading"],
-    )
-    for change in found.visits:
-        table.add_row(
-            str(change.visit.unrolled_pos),
-            _name(change),
-            _cell(change.choice),
-            _cell(change.entropy),
-            _cell(change.norm),
+    labels = visit_labels({name: [getattr(change.visit, name) for change in found.visits] for name in VISIT})
+    rows = [
+        (
+            change.visit.unrolled_pos,
+            label,
+            *(_cell(one) for one in (change.choice, change.entropy, change.norm)),
             _reading(change),
         )
+        for label, change in zip(labels, found.visits, strict=True)
+    ]
+    columns = ["pos", "visit", "choice changed", "entropy, nats", "norm, relative", "reading"]
     console.print(f"{first} → {second}", markup=False)
     together = (
         f"; mean [interval, documents resampled]; the table's {found.num_intervals} intervals hold together with 95%"
@@ -178,7 +175,7 @@ def _show(found: Comparison, first: Path, second: Path) -> None:
         f"corpus {found.corpus_name} {found.corpus_hash[:12]}, {found.num_documents} documents{together}",
         markup=False,
     )
-    console.print(table)
+    console.print(make_table(columns, rows, left=["visit", "reading"]))
     console.print(f"loss, nats per token: {_cell(found.loss)}  {_reading(found.loss)}", markup=False)
     if found.num_documents < MIN_DOCUMENTS:
         console.print(
@@ -186,11 +183,6 @@ def _show(found: Comparison, first: Path, second: Path) -> None:
             "--corpus",
             markup=False,
         )
-
-
-def _name(change: VisitChange) -> str:
-    visit = change.visit
-    return f"layer {visit.layer_idx}, loop step {visit.loop_step}" if visit.block == "loop" else visit.block
 
 
 def _cell(interval: Interval | None) -> str:

@@ -8,13 +8,13 @@ from typing import Annotated, Literal
 
 import tyro
 
-from loopscope.alerts import AlertOverrides
 from loopscope.analysis import open_run
 from loopscope.cli.console import make_console, plain, working
+from loopscope.cli.flags import RuleFlags
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Report:
+class Report(RuleFlags):
     """Write one HTML file that works offline: what is healthy and what is not, with the pictures.
 
     Works while a run is being written, after a crash, and on a run that has hardly begun.
@@ -26,10 +26,6 @@ class Report:
     """The file to write; an existing one is replaced."""
     by: Literal["step", "tokens"] = "step"
     """What several runs are aligned by: optimizer steps or training tokens."""
-    warmup_steps: int | None = None
-    """Steps at the start that routing and loop are not judged by; default: as the run was trained."""
-    sustain: int | None = None
-    """Traces in a row that must break a rule's bound before it is a finding; default: as the run was trained."""
 
     def run(self) -> int:
         """Write the file and print its findings and path; 0.
@@ -41,7 +37,7 @@ class Report:
         """
         from loopscope.report import write_report
 
-        settings = AlertOverrides(warmup_steps=self.warmup_steps, sustain=self.sustain)
+        settings = self.bounds()
         console = make_console()
         with working("writing the report"):
             parts = write_report(

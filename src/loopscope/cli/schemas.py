@@ -35,7 +35,7 @@ class Schemas:
 
 
 def _rendered(schema: TableSchema) -> object:
-    table = make_table(("column", "type", "meaning"), left=("column", "type", "meaning"))
-    for column in schema.columns:
-        table.add_row(column.name, column.type.replace("[", "\\["), column.formula.replace("[", "\\["))
+    headings = ("column", "type", "meaning")
+    rows = [(column.name, column.type, column.formula) for column in schema.columns]
+    table = make_table(headings, rows, left=headings)
     return Group(*titled(f"{schema.name} (version {schema.version})", table))

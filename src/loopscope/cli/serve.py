@@ -12,12 +12,12 @@ from typing import Annotated
 
 import tyro
 
-from loopscope.alerts import AlertOverrides
+from loopscope.cli.flags import RuleFlags
 from loopscope.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Serve:
+class Serve(RuleFlags):
     """Serve the runs below a folder, live ones included, to a browser and to monitoring. Reads only.
 
     Listens on this machine alone. Anything else needs --allow-remote, and whoever asks needs the token: it is taken
@@ -32,10 +32,6 @@ class Serve:
     """Port to listen on; 0 takes a free one."""
     allow_remote: bool = False
     """Listen on an address that other machines reach."""
-    warmup_steps: int | None = None
-    """Steps at the start that routing and loop are not judged by; default: as the run was trained."""
-    sustain: int | None = None
-    """Traces in a row that must break a rule's bound before it is an alert; default: as the run was trained."""
 
     def run(self) -> int:
         """Serve until interrupted; 0.
@@ -56,7 +52,7 @@ class Serve:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port is {self.port}, expected 0 to 65535. Change --port.")
         token = (os.environ.get("LOOPSCOPE_TOKEN") or secrets.token_urlsafe(24)) if remote else None
-        settings = AlertOverrides(warmup_steps=self.warmup_steps, sustain=self.sustain)
+        settings = self.bounds()
         app = make_app(self.root, access=Access(token=token), settings=settings)
         config = uvicorn.Config(app, host=self.host, port=self.port, log_level="warning", access_log=False)
         listening = config.bind_socket()

@@ -28,17 +28,11 @@ class Support:
                     console.print(f"{task} on {backend}: no adapter\n")
                     continue
                 resolve_targets(backend, task)
-                self._print(task, backend)
+                if not is_reviewed(task, backend):
+                    console.print(f"{task} on {backend}: not reviewed, so nothing is claimed\n")
+                    continue
+                console.print(f"{task} on {backend}")
+                columns = ("setting", "status", "why")
+                rows = [(entry.field, entry.status, entry.reason) for entry in gaps(task, backend)]
+                console.print(make_table(columns, rows, left=columns))
         return 0
-
-    def _print(self, task: str, backend: str) -> None:
-        console = make_console()
-        if not is_reviewed(task, backend):
-            console.print(f"{task} on {backend}: not reviewed, so nothing is claimed\n")
-            return
-        console.print(f"{task} on {backend}")
-        columns = ("setting", "status", "why")
-        table = make_table(columns, left=columns)
-        for entry in gaps(task, backend):
-            table.add_row(entry.field, entry.status, entry.reason)
-        console.print(table)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from loopscope.cli.console import make_console, number, step_progress
+from loopscope.cli.flags import check_least
 from loopscope.errors import ConfigError, LeakError
 
 if TYPE_CHECKING:
@@ -60,11 +61,7 @@ class Toy:
         return 0
 
     def _check(self) -> None:
-        for name, least in (("steps", 1), ("trace_every", 0), ("probe_every", 0), ("seed", 0)):
-            value = getattr(self, name)
-            if value < least:
-                flag = "--" + name.replace("_", "-")
-                raise ConfigError(f"{flag} is {value}, expected an integer >= {least}. Change {flag}.")
+        check_least(self, steps=1, trace_every=0, probe_every=0, seed=0)
         if self.inject_leak is not None and self.trace_every == 0:
             raise ConfigError(
                 f"--inject-leak is {self.inject_leak!r} with --trace-every 0, expected tracing: without a trace "

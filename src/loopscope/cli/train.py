@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from loopscope.cli.console import working
-from loopscope.cli.ranks import run_ranks
+from loopscope.cli.flags import check_least
+from loopscope.cli.torchrun import run_ranks
 from loopscope.errors import ConfigError, NotARunError, RunExistsError
 
 if TYPE_CHECKING:
@@ -81,11 +82,7 @@ class Train:
         )
 
     def _check(self) -> None:
-        for name, least in (("ranks", 1), ("steps", 1), ("trace_every", 0), ("probe_every", 0), ("seed", 0)):
-            value = getattr(self, name)
-            if value < least:
-                flag = "--" + name.replace("_", "-")
-                raise ConfigError(f"{flag} is {value}, expected an integer >= {least}. Change {flag}.")
+        check_least(self, ranks=1, steps=1, trace_every=0, probe_every=0, seed=0)
         if self.module == CONFIGS_MODULE and self.config not in CONFIGS:
             raise ConfigError(
                 f"--config is {self.config!r}, expected one of {', '.join(CONFIGS)}. For a configuration of "
@@ -158,14 +155,13 @@ def rank_arguments(train: Train, text: PreparedText | None) -> list[str]:
     if text is not None:
         flags["--hf-assets-path"] = str(text.tokenizer_path.resolve())
         flags["--dataloader.dataset-path"] = str(text.dataset_path.resolve())
-    for flag, value in flags.items():
-        arguments += [flag, value]
-    if not sys.stdout.isatty():
-        arguments.append("--metrics.disable-color-printing")
-    if train.per_rank:
-        arguments.append("--loopscope.per-rank")
-    if train.resume:
-        arguments.append("--loopscope.resume")
+    arguments += [part for pair in flags.items() for part in pair]
+    switches = {
+        "--metrics.disable-color-printing": not sys.stdout.isatty(),
+        "--loopscope.per-rank": train.per_rank,
+        "--loopscope.resume": train.resume,
+    }
+    arguments += [switch for switch, on in switches.items() if on]
     arguments += train.torchtitan
     # torchtitan makes a subcommand of the recompute policy: it must follow every flag.
     if train.recompute != "none":

@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from loopscope.cli.console import make_console, make_table, plain, titled, working
-from loopscope.store.verify import verify_run
+from loopscope.store.read.verify import verify_run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,9 +27,8 @@ class Verify:
         with working("checking"):
             found = verify_run(self.path)
         console = make_console()
-        table = make_table(("table", "rows", "live"), left=("table",))
-        for name, count in found.rows.items():
-            table.add_row(name, str(count), str(found.live[name]))
+        rows = [(name, count, found.live[name]) for name, count in found.rows.items()]
+        table = make_table(("table", "rows", "live"), rows, left=("table",))
         console.print(*titled(str(self.path), table), sep="\n")
         for problem in found.problems:
             console.print(plain(f"wrong ({problem.kind}): {problem}"), markup=False)

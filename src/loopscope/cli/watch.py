@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -20,13 +18,14 @@ from rich.live import Live
 from loopscope.alerts import AlertOverrides
 from loopscope.analysis import open_run
 from loopscope.analysis.liveness import liveness
-from loopscope.cli.console import make_console
+from loopscope.cli.console import make_console, signal_handlers
+from loopscope.cli.flags import RuleFlags
 from loopscope.cli.live_view import view
 from loopscope.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Watch:
+class Watch(RuleFlags):
     """Show losses, the loop, the worst visits and alerts, and look again every few seconds.
 
     Ends by itself when the run does, with Ctrl-C or SIGTERM, or with its terminal. In a pipe it prints once.
@@ -38,10 +37,6 @@ class Watch:
     """Seconds between two looks."""
     once: bool = False
     """Print once and end."""
-    warmup_steps: int | None = None
-    """Steps at the start that routing and loop are not judged by; default: as the run was trained."""
-    sustain: int | None = None
-    """Traces in a row that must break a rule's bound before it is an alert; default: as the run was trained."""
 
     def run(self) -> int:
         """Show until the run ends or somebody ends it; 0.
@@ -52,15 +47,15 @@ class Watch:
         """
         if not 0.2 <= self.every <= 3600:
             raise ConfigError(f"--every is {self.every}, expected seconds from 0.2 to 3600. Change --every.")
-        settings = AlertOverrides(warmup_steps=self.warmup_steps, sustain=self.sustain)
+        settings = self.bounds()
         console = make_console()
         if self.once or not console.is_terminal:
             console.print(self._look(console, settings))
             return 0
-        follow = self._pages if console.is_dumb_terminal else self._live
         try:
-            with _signals_end_it():
-                follow(console, settings)
+            # They end the look as Ctrl-C does, so that the terminal gets its cursor back.
+            with signal_handlers(_interrupt, "SIGTERM", "SIGHUP"):
+                self._follow(console, settings)
         except KeyboardInterrupt:
             # The last picture stays on the screen; that somebody stopped looking is no error.
             pass
@@ -74,34 +69,21 @@ class Watch:
     def _look(self, console: Console, settings: AlertOverrides) -> Group:
         return view(open_run(self.path), settings, width=console.width)
 
-    def _live(self, console: Console, settings: AlertOverrides) -> None:
+    def _follow(self, console: Console, settings: AlertOverrides) -> None:
+        """One look over the other; under it in a terminal that cannot go back up."""
         # Alerts come first: what does not fit into a low window is cut off at its end.
-        with Live(self._look(console, settings), console=console, auto_refresh=False) as live:
-            # A terminal that was closed is none any more; nothing that is written to it fails.
-            while liveness(self.path) == "live" and console.is_terminal:
+        live = None if console.is_dumb_terminal else Live(console=console, auto_refresh=False)
+        with live or nullcontext():
+            while True:
+                look = self._look(console, settings)
+                console.print(look) if live is None else live.update(look, refresh=True)
+                # A terminal that was closed is none any more; nothing that is written to it fails.
+                if liveness(self.path) != "live" or not console.is_terminal:
+                    return
                 time.sleep(self.every)
-                live.update(self._look(console, settings), refresh=True)
-
-    def _pages(self, console: Console, settings: AlertOverrides) -> None:
-        """One look under the other, for a terminal that cannot go back up."""
-        console.print(self._look(console, settings))
-        while liveness(self.path) == "live" and console.is_terminal:
-            time.sleep(self.every)
-            console.rule()
-            console.print(self._look(console, settings))
+                if live is None:
+                    console.rule()
 
 
-@contextmanager
-def _signals_end_it() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the look as Ctrl-C does, so that the terminal gets its cursor back."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = {name: signal.signal(getattr(signal, name), interrupt) for name in names}
-    try:
-        yield
-    finally:
-        for name, handler in before.items():
-            signal.signal(getattr(signal, name), handler)
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt

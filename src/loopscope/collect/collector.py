@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, get_args
 
-from loopscope.collect import headline, health
+from loopscope.collect import health
 from loopscope.collect.accumulate import to_host
 from loopscope.collect.context import RowContext, RowDict, Scope, StepClock
 from loopscope.collect.exchange import Local
 from loopscope.collect.faults import describe
 from loopscope.collect.global_layout import GlobalLayout
+from loopscope.collect.headline import headline
 from loopscope.collect.loss import LossExtras, check_step_order, loss_row
 from loopscope.collect.probe import reduce_probe
 from loopscope.collect.probe_stream import ProbeWindow
@@ -263,7 +264,7 @@ class ParquetCollector:
         row, events = loss_row(loss, grad_norm, lr, extras)
         self._write("loss", step, [row])
         self._health(step, events)
-        return {**headline.of_loss(loss), "health/dropped": float(self.dropped)}
+        return {**headline({"loss": [row]}), "health/dropped": float(self.dropped)}
 
     def _drain_losses(self, *, block: bool = False) -> dict[str, float]:
         found: dict[str, float] = {}
@@ -352,7 +353,7 @@ class ParquetCollector:
         if self._on_error == "raise" and result.problems:
             raise result.problems[0]
         self._drain_losses(block=True)  # the transfer has just waited for everything before it
-        found = headline.of_trace(result.tables)
+        found = headline(result.tables)
         if result.coverage.ratio is not None:
             found["health/coverage"] = result.coverage.ratio
         return {**found, "health/dropped": float(self.dropped)}
@@ -369,7 +370,7 @@ class ParquetCollector:
         self._health(step, result.events)
         if not isolate and result.problems:
             raise result.problems[0]
-        return headline.of_probe(result.tables["probe_loss"], result.overlaps)
+        return headline(result.tables)
 
     def _abandon(self, why: str) -> None:
         """Give up a traced step whose last microbatch never came; its rows would be partial."""

@@ -1,18 +1,28 @@
-"""Host phase: the parts of one step → rows of the tables router, residual and transition."""
+"""Host phase: the parts of one step → rows of the tables router, residual and transition.
+
+All visits (and pairs) of one layout are finished together as arrays; rows are made from the columns at the end.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from loopscope.catalog.registry import TABLES
 from loopscope.collect.accumulate import Key, Part, StepParts
 from loopscope.collect.context import RowDict
 from loopscope.collect.pairs import Pair, loop_steps_executed
-from loopscope.metrics import REGISTRY, Fault, FinishedVisit, finish_pair, finish_visit
+from loopscope.metrics import Fault, FinishedColumns, Layout, finish_pairs, finish_visits
 from loopscope.trace import VisitSpec
 
 TRACE_TABLES = ("router", "residual", "transition")
+
+K = TypeVar("K", VisitSpec, Pair)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,35 +42,92 @@ def step_rows(parts: StepParts) -> StepRows:
     `failed`. So does a router row whose input broke the contract (a fatal fault): its numbers would look
     plausible and be wrong.
     """
-    tables: dict[str, list[RowDict]] = {table: [] for table in TRACE_TABLES}
-    found = StepRows(tables)
     seen = [*parts.visits, *(key for key in parts.failed if isinstance(key, VisitSpec))]
     num_loop_steps = loop_steps_executed(seen)
-    finished = {spec: _finish_visit(part, spec, found) for spec, part in parts.visits.items()}
-    for spec in sorted(seen):
-        router, residual = _visit_rows(spec, parts.visits.get(spec), finished.get(spec), num_loop_steps)
-        tables["residual"].append(residual)
-        if router is not None:
-            tables["router"].append(router)
-    counts = {spec: _counts(visit) for spec, visit in finished.items()}
-    pairs = [*parts.pairs, *(key for key in parts.failed if isinstance(key, Pair))]
-    for pair in sorted(pairs, key=lambda pair: (pair.target.unrolled_pos, pair.kind)):
-        row = _pair_row(pair, parts.pairs.get(pair), counts, found)
-        tables["transition"].append({**row, "num_loop_steps": num_loop_steps})
-    return found
+    router: dict[VisitSpec, RowDict] = {}
+    residual: dict[VisitSpec, RowDict] = {}
+    transition: dict[Pair, RowDict] = {}
+    counts: dict[VisitSpec, NDArray[np.float64]] = {}
+    faults: list[tuple[int, Fault]] = []
+    for layout, specs, group in _by_layout(parts.visits):
+        done = finish_visits(layout, *_stacked(group), score_funcs=[part.score_func for part in group])
+        broken = {index for index, fault in done.faults if fault.fatal}
+        faults += [(specs[index].unrolled_pos, fault) for index, fault in done.faults]
+        residual_columns, router_columns = _rows(done.residual), _rows(done.router)
+        for index, (spec, part) in enumerate(zip(specs, group, strict=True)):
+            keys = _visit_keys(spec, num_loop_steps)
+            keys["num_tokens"] = done.num_tokens[index]
+            keys["num_microbatches"] = part.num_microbatches
+            if done.router is None or done.counts is None:
+                residual[spec] = {**keys, **residual_columns[index]}
+                continue
+            keys["score_func"] = part.score_func
+            residual[spec] = {**keys, **residual_columns[index]}
+            keys["score_space"] = part.score_space
+            metrics = failed_columns("router") if index in broken else router_columns[index]
+            router[spec] = {**keys, **metrics}
+            counts[spec] = done.counts[index]
+    for layout, pairs, group in _by_layout(parts.pairs):
+        sides: dict[str, Any] = {}
+        if layout.num_experts:
+            unknown = np.full(layout.num_experts, np.nan)
+            sides["from_count"] = np.stack([counts.get(pair.source, unknown) for pair in pairs])
+            sides["to_count"] = np.stack([counts.get(pair.target, unknown) for pair in pairs])
+        finished = finish_pairs(layout, *_stacked(group), **sides)
+        faults += [(pairs[index].target.unrolled_pos, fault) for index, fault in finished.faults]
+        for index, (pair, part, row) in enumerate(zip(pairs, group, _rows(finished.transition), strict=True)):
+            transition[pair] = {
+                **_pair_keys(pair, num_loop_steps),
+                "num_tokens": finished.num_tokens[index],
+                "num_microbatches": part.num_microbatches,
+                **row,
+            }
+    for key in parts.failed:
+        if isinstance(key, Pair):
+            transition[key] = {**_pair_keys(key, num_loop_steps), **failed_columns("transition")}
+            continue
+        residual[key] = {**_visit_keys(key, num_loop_steps), **failed_columns("residual")}
+        if key.num_experts:
+            router[key] = {**_visit_keys(key, num_loop_steps), **failed_columns("router")}
+    by_depth = sorted(transition, key=lambda pair: (pair.target.unrolled_pos, pair.kind))
+    tables = {
+        "router": [router[spec] for spec in sorted(router)],
+        "residual": [residual[spec] for spec in sorted(residual)],
+        "transition": [transition[pair] for pair in by_depth],
+    }
+    return StepRows(tables, sorted(faults, key=lambda each: each[0]))
 
 
-def _finish_visit(part: Part, spec: VisitSpec, found: StepRows) -> FinishedVisit:
-    visit = finish_visit(part.layout, part.sums, part.maxima, score_func=part.score_func)
-    found.faults.extend((spec.unrolled_pos, fault) for fault in visit.faults)
-    return visit
+def _by_layout(parts: Mapping[K, Part]) -> Iterator[tuple[Layout, list[K], list[Part]]]:
+    groups: dict[Layout, list[K]] = {}
+    for key, part in parts.items():
+        groups.setdefault(part.layout, []).append(key)
+    for layout, keys in groups.items():
+        yield layout, keys, [parts[key] for key in keys]
 
 
-def _visit_rows(
-    spec: VisitSpec, part: Part | None, visit: FinishedVisit | None, num_loop_steps: int
-) -> tuple[RowDict | None, RowDict]:
-    """The router row (None for a dense visit) and the residual row."""
-    keys: RowDict = {
+def _stacked(group: Iterable[Part]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    group = list(group)
+    return np.stack([part.sums for part in group]), np.stack([part.maxima for part in group])
+
+
+def _rows(columns: FinishedColumns | None) -> list[RowDict]:
+    """Metric columns and `null_reasons` as one dict per row."""
+    if columns is None:
+        return []
+    names = (*columns.values, "null_reasons")
+    texts: dict[int, str | None] = {}
+    for nulls in columns.nulls:  # rows with the same nulls share one object
+        if id(nulls) not in texts:
+            texts[id(nulls)] = reasons(nulls)
+    said = [texts[id(nulls)] for nulls in columns.nulls]
+    return [
+        dict(zip(names, values, strict=True)) for values in zip(*columns.values.values(), said, strict=True)
+    ]
+
+
+def _visit_keys(spec: VisitSpec, num_loop_steps: int) -> RowDict:
+    return {
         "block": spec.block,
         "unrolled_pos": spec.unrolled_pos,
         "loop_step": _in_loop(spec, spec.loop_step),
@@ -69,28 +136,11 @@ def _visit_rows(
         "num_experts": spec.num_experts,
         "top_k": spec.top_k,
     }
-    dense = spec.num_experts == 0
-    if part is None or visit is None:
-        router = None if dense else {**keys, **failed_columns("router")}
-        return router, {**keys, **failed_columns("residual")}
-    keys["num_tokens"] = visit.num_tokens
-    keys["num_microbatches"] = part.num_microbatches
-    if not dense:
-        keys["score_func"] = part.score_func
-    residual = {**keys, **visit.residual, "null_reasons": reasons(visit.residual_nulls)}
-    if visit.router is None:
-        return None, residual
-    keys["score_space"] = part.score_space
-    if any(fault.fatal for fault in visit.faults):
-        return {**keys, **failed_columns("router")}, residual
-    return {**keys, **visit.router, "null_reasons": reasons(visit.router_nulls)}, residual
 
 
-def _pair_row(
-    pair: Pair, part: Part | None, counts: Mapping[VisitSpec, list[int] | None], found: StepRows
-) -> RowDict:
+def _pair_keys(pair: Pair, num_loop_steps: int) -> RowDict:
     source, target = pair.source, pair.target
-    keys: RowDict = {
+    return {
         "kind": pair.kind,
         "from_pos": source.unrolled_pos,
         "to_pos": target.unrolled_pos,
@@ -98,23 +148,7 @@ def _pair_row(
         "to_loop_step": _in_loop(target, target.loop_step),
         "from_layer_idx": _in_loop(source, source.layer_idx),
         "to_layer_idx": _in_loop(target, target.layer_idx),
-    }
-    if part is None:
-        return {**keys, **failed_columns("transition")}
-    done = finish_pair(
-        part.layout,
-        part.sums,
-        part.maxima,
-        from_count=counts.get(source) if pair.same_layer else None,
-        to_count=counts.get(target) if pair.same_layer else None,
-    )
-    found.faults.extend((target.unrolled_pos, fault) for fault in done.faults)
-    return {
-        **keys,
-        "num_tokens": done.num_tokens,
-        "num_microbatches": part.num_microbatches,
-        **done.transition,
-        "null_reasons": reasons(done.transition_nulls),
+        "num_loop_steps": num_loop_steps,
     }
 
 
@@ -132,7 +166,7 @@ def _reasons_of(row: RowDict) -> dict[str, str]:
 
 def failed_columns(table: str) -> RowDict:
     """Every metric of `table` as null for the reason `failed`."""
-    names = [name for of_table, name in REGISTRY if of_table == table]
+    names = TABLES[table].metrics
     return {**dict.fromkeys(names), "null_reasons": reasons(dict.fromkeys(names, "failed"))}
 
 
@@ -156,8 +190,3 @@ def positions(keys: Iterable[VisitSpec]) -> list[int]:
 def _in_loop(spec: VisitSpec, index: int) -> int | None:
     # Outside the loop a TracePoint carries 0/0, which is no coordinate.
     return index if spec.block == "loop" else None
-
-
-def _counts(visit: FinishedVisit) -> list[int] | None:
-    count = None if visit.router is None else visit.router.get("expert_count")
-    return [int(value) for value in count] if isinstance(count, list) else None

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from loopscope.metrics.partials import Partials
 
@@ -25,57 +29,35 @@ class Fault:
     """True where the input broke the contract, so that the numbers of the row cannot be trusted."""
 
 
-def visit_faults(partials: Partials) -> list[Fault]:
-    """Faults of one visit, from its merged counters."""
-    faults: list[Fault] = []
+def visit_faults(partials: Partials) -> Iterator[tuple[int, Fault]]:
+    """(index of the visit, fault) of V visits of one layout, from their merged counters."""
+    tokens = partials.tokens.astype(np.int64)
     if partials.num_experts:
-        tokens = int(partials.tokens)
-        like_probs = partials.number("prob_like")
-        if partials.num_experts >= 2 and tokens > 0 and like_probs == tokens:
-            faults.append(
-                Fault(
-                    "probabilities_as_logits",
-                    tokens,
-                    f"router_logits hold probabilities: every one of {tokens} rows lies in [0, 1] and sums "
-                    "to 1; expected raw router outputs. Record the logits before the softmax (or sigmoid).",
-                    fatal=True,
-                )
+        like_probs = (partials.number("prob_like") == tokens) & (tokens > 0)
+        for index in np.flatnonzero(like_probs & (partials.num_experts >= 2)).tolist():
+            text = (
+                f"router_logits hold probabilities: every one of {tokens[index]} rows lies in [0, 1] and sums to 1; "
+                "expected raw router outputs. Record the logits before the softmax (or sigmoid)."
             )
-        bad_index = int(partials.number("bad_index"))
-        if bad_index:
-            faults.append(
-                Fault(
-                    "index_out_of_range",
-                    bad_index,
-                    f"topk_idx has {bad_index} entries outside [0, {partials.num_experts}), expected expert "
-                    "indices of this layer. Check that num_experts is this layer's own, and that indices are "
-                    "not global.",
-                    fatal=True,
-                )
+            yield index, Fault("probabilities_as_logits", int(tokens[index]), text, fatal=True)
+        for index, count in _counted(partials.number("bad_index")):
+            text = (
+                f"topk_idx has {count} entries outside [0, {partials.num_experts}), expected expert indices of this "
+                "layer. Check that num_experts is this layer's own, and that indices are not global."
             )
-        bad_weights = int(partials.number("bad_weights"))
-        if bad_weights:
-            faults.append(
-                Fault(
-                    "weights_not_normalised",
-                    bad_weights,
-                    f"topk_weights of {bad_weights} of {tokens} tokens do not sum to 1; expected combine "
-                    "weights renormalised over the chosen experts. Record them after renormalisation, before "
-                    "any scaling.",
-                    fatal=False,
-                )
+            yield index, Fault("index_out_of_range", count, text, fatal=True)
+        for index, count in _counted(partials.number("bad_weights")):
+            text = (
+                f"topk_weights of {count} of {tokens[index]} tokens do not sum to 1; expected combine weights "
+                "renormalised over the chosen experts. Record them after renormalisation, before any scaling."
             )
+            yield index, Fault("weights_not_normalised", count, text, fatal=False)
     for name in ("router_logits", "router_probs", "topk_weights", "choice_scores", "residual"):
-        count = partials.nonfinite(name)
-        if count:
-            faults.append(
-                Fault(
-                    "nonfinite", count, f"{name} has {count} non-finite entries in valid tokens.", fatal=False
-                )
-            )
-    return faults
+        for index, count in _counted(partials.nonfinite(name)):
+            text = f"{name} has {count} non-finite entries in valid tokens."
+            yield index, Fault("nonfinite", count, text, fatal=False)
 
 
-def pair_faults(partials: Partials) -> list[Fault]:
-    """Faults of one transition. Non-finite residuals are reported by the visits that hold them."""
-    return []
+def _counted(counts: NDArray[Any]) -> Iterator[tuple[int, int]]:
+    for index in np.flatnonzero(counts > 0).tolist():
+        yield index, int(counts[index])

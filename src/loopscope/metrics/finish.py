@@ -1,129 +1,126 @@
-"""Host phase: merged partial vectors → columns of a row, a reason for every null, and what was wrong."""
+"""Host phase: merged partial vectors → columns, a reason for every null, and what was wrong with the input.
+
+All visits (or pairs) of one layout are finished together, as arrays; rows are made from the columns at the end.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from loopscope.catalog.column import Column
+from loopscope.catalog.registry import TABLES
 from loopscope.errors import MetricInputError
-from loopscope.metrics.faults import Fault, pair_faults, visit_faults
+from loopscope.metrics.family import Family, FoundColumns
+from loopscope.metrics.faults import Fault, visit_faults
 from loopscope.metrics.layout import Layout
-from loopscope.metrics.metric import Family, Metric, Null, Value, absent
-from loopscope.metrics.partials import Partials
-from loopscope.metrics.registry import REGISTRY, pair_families, visit_families
+from loopscope.metrics.null import NOT_APPLICABLE, Masked, Null, absent
+from loopscope.metrics.partials import Floats, Partials
+from loopscope.metrics.registry import pair_families, visit_families
 
-NO_VALID_TOKEN = absent("no valid token").reason
-
-
-@dataclass(slots=True)
-class Columns:
-    """Columns of one row: every metric of its table, and a reason for each that is null."""
-
-    values: dict[str, Value] = field(default_factory=dict)
-    nulls: dict[str, str] = field(default_factory=dict)
+_NO_VALID_TOKEN = absent("no valid token")
+_NONFINITE, _FAILED = Null("nonfinite"), Null("failed")
 
 
 @dataclass(frozen=True, slots=True)
-class FinishedVisit:
-    """The router and the residual row of one visit."""
+class FinishedColumns:
+    """The metric columns of V rows of one table."""
 
-    router: dict[str, Value] | None
-    """Column → value; None for a dense visit."""
-    router_nulls: dict[str, str]
-    """Column → reason, for the columns that are null."""
-    residual: dict[str, Value]
-    """Column → value."""
-    residual_nulls: dict[str, str]
-    """Column → reason, for the columns that are null."""
-    num_tokens: int
-    """Valid tokens, over all microbatches merged."""
-    faults: tuple[Fault, ...]
-    """What was wrong with the input; see `raise_fatal`."""
+    values: dict[str, list[Any]]
+    """Column → plain Python value per row; None where it is null."""
+    nulls: list[dict[str, str]]
+    """Per row, column → reason of its nulls. Rows with the same nulls share one object."""
 
 
 @dataclass(frozen=True, slots=True)
-class FinishedPair:
-    """The transition row of one pair of visits."""
+class FinishedVisits:
+    """The router and the residual rows of V visits of one layout."""
 
-    transition: dict[str, Value]
-    """Column → value."""
-    transition_nulls: dict[str, str]
-    """Column → reason, for the columns that are null."""
-    num_tokens: int
-    """Valid tokens, over all microbatches merged."""
-    faults: tuple[Fault, ...]
-    """What was wrong with the input."""
+    router: FinishedColumns | None
+    """None for dense visits."""
+    residual: FinishedColumns
+    num_tokens: list[int]
+    """[V]; valid tokens, over all microbatches merged."""
+    counts: Floats | None
+    """[V, E]; assignments per expert, None for dense visits."""
+    faults: list[tuple[int, Fault]]
+    """(index of the visit, what was wrong with its input); see `raise_fatal`."""
 
 
-def finish_visit(
+@dataclass(frozen=True, slots=True)
+class FinishedPairs:
+    """The transition rows of V pairs of visits of one layout."""
+
+    transition: FinishedColumns
+    num_tokens: list[int]
+    """[V]; valid tokens, over all microbatches merged."""
+    faults: list[tuple[int, Fault]]
+    """(index of the pair, what was wrong)."""
+
+
+def finish_visits(
     layout: Layout,
-    sums: NDArray[np.float64],
-    maxima: NDArray[np.float64],
+    sums: Floats,
+    maxima: Floats,
     *,
-    score_func: str = "softmax",
+    score_funcs: Sequence[str],
     sequence_sharded: bool = False,
-) -> FinishedVisit:
-    """Columns of one visit from its merged vectors (float64 [n_sum] and [n_max]).
+) -> FinishedVisits:
+    """Columns of V visits from their merged vectors.
 
     Args:
-        layout: the visit's layout.
-        sums: SUM vector, merged over microbatches (and ranks).
-        maxima: MAX vector, merged over microbatches (and ranks).
-        score_func: the visit's; the z columns do not exist for "sigmoid".
+        layout: the visits' layout.
+        sums: SUM vectors [V, n_sum] float64, merged over microbatches (and ranks).
+        maxima: MAX vectors [V, n_max] float64, merged over microbatches (and ranks).
+        score_funcs: [V], "softmax" or "sigmoid"; the z columns do not exist for "sigmoid".
         sequence_sharded: True where ranks hold pieces of a sequence; `token_correlation` is then absent.
     """
-    partials = Partials.of(layout, sums, maxima, score_func=score_func, sequence_sharded=sequence_sharded)
-    tables = {"router": Columns(), "residual": Columns()}
-    failed = _fill(visit_families(layout.num_experts), partials, tables)
+    partials = Partials.of(
+        layout,
+        sums,
+        maxima,
+        is_softmax=np.array([name == "softmax" for name in score_funcs], dtype=np.bool_),
+        sequence_sharded=sequence_sharded,
+    )
+    router, residual = _Builder("router", partials), _Builder("residual", partials)
+    for family in visit_families(layout.num_experts):
+        (router if family.table == "router" else residual).add(family)
     dense = layout.num_experts == 0
-    return FinishedVisit(
-        None if dense else tables["router"].values,
-        {} if dense else tables["router"].nulls,
-        tables["residual"].values,
-        tables["residual"].nulls,
-        int(partials.tokens),
-        (*visit_faults(partials), *failed),
+    return FinishedVisits(
+        router=None if dense else router.columns(),
+        residual=residual.columns(),
+        num_tokens=partials.tokens.astype(np.int64).tolist(),
+        counts=None if dense else partials["count"],
+        faults=[*visit_faults(partials), *router.failed, *residual.failed],
     )
 
 
-def finish_pair(
+def finish_pairs(
     layout: Layout,
-    sums: NDArray[np.float64],
-    maxima: NDArray[np.float64],
+    sums: Floats,
+    maxima: Floats,
     *,
-    from_count: NDArray[np.int64] | list[int] | None = None,
-    to_count: NDArray[np.int64] | list[int] | None = None,
-) -> FinishedPair:
-    """Columns of one transition from its merged vectors.
+    from_count: Floats | None = None,
+    to_count: Floats | None = None,
+) -> FinishedPairs:
+    """Columns of V transitions from their merged vectors.
 
     Args:
-        layout: the pair's layout.
-        sums: SUM vector, merged over microbatches (and ranks).
-        maxima: MAX vector, merged over microbatches (and ranks).
-        from_count: [E] merged `expert_count` of the first visit; None where there is none.
-        to_count: [E] merged `expert_count` of the second visit.
+        layout: the pairs' layout.
+        sums: SUM vectors [V, n_sum] float64, merged over microbatches (and ranks).
+        maxima: MAX vectors [V, n_max] float64, merged over microbatches (and ranks).
+        from_count: [V, E] merged expert counts of the first visits, NaN where they are not known; None: of none.
+        to_count: [V, E] of the second visits.
     """
-    counts = None
-    if from_count is not None and to_count is not None:
-        counts = (np.asarray(from_count, dtype=np.int64), np.asarray(to_count, dtype=np.int64))
-    partials = Partials.of(layout, sums, maxima, counts=counts)
-    tables = {"transition": Columns()}
-    families = pair_families(layout.kind, layout.same_layer, layout.num_experts)
-    failed = _fill(families, partials, tables)
-    # Families that do not exist for this kind of pair leave their columns to this rule.
-    columns = tables["transition"]
-    for table, name in REGISTRY:
-        if table == "transition" and name not in columns.values:
-            columns.values[name] = None
-            columns.nulls[name] = "not_applicable"
-    return FinishedPair(
-        columns.values, columns.nulls, int(partials.tokens), (*pair_faults(partials), *failed)
-    )
+    partials = Partials.of(layout, sums, maxima, counts=(from_count, to_count))
+    builder = _Builder("transition", partials)
+    for family in pair_families(layout.kind, layout.same_layer, layout.num_experts):
+        builder.add(family)
+    return FinishedPairs(builder.columns(), partials.tokens.astype(np.int64).tolist(), builder.failed)
 
 
 def raise_fatal(faults: Iterable[Fault], where: str) -> None:
@@ -138,51 +135,110 @@ def raise_fatal(faults: Iterable[Fault], where: str) -> None:
         raise MetricInputError(f"{where}: " + " ".join(fault.message for fault in fatal))
 
 
-def _fill(families: Iterable[Family[Any]], partials: Partials, tables: Mapping[str, Columns]) -> list[Fault]:
-    failed: list[Fault] = []
-    for family in families:
+class _Builder:
+    """Collects the columns of one table: values, and per column the code of each row's reason."""
+
+    def __init__(self, table: str, partials: Partials) -> None:
+        self.failed: list[tuple[int, Fault]] = []
+        """(row, fault) of families whose `finish` raised."""
+        self._table = TABLES[table]
+        self._partials = partials
+        self._values: dict[str, list[Any]] = {}
+        self._codes: dict[str, NDArray[np.int8]] = {}
+        self._reasons: list[Null] = []
+
+    def add(self, family: Family[Any]) -> None:
+        """Finish one family; where it fails for one row, that row alone goes without its columns."""
+        if family.finish is None:
+            return
         try:
             with np.errstate(all="ignore"):
-                found: Mapping[str, Any] = family.finish(partials)
-        except Exception as error:  # noqa: BLE001 - one metric's fault must not cost the others their row
-            names = ", ".join(metric.name for metric in family.metrics)
-            failed.append(Fault("metric_failed", 1, f"{names}: {type(error).__name__}: {error}", fatal=False))
-            found = {metric.name: Null("failed") for metric in family.metrics}
-        for metric in family.metrics:
-            columns = tables[metric.table]
-            value, reason = settle(metric, found[metric.name], partials)
-            columns.values[metric.name] = value
-            if reason is not None:
-                columns.nulls[metric.name] = reason
-    return failed
+                found = family.finish(self._partials)
+                for column in family.columns:
+                    self._values[column.name], self._codes[column.name] = self._settled(
+                        column, found[column.name], self._partials
+                    )
+        except Exception:  # noqa: BLE001 - one metric's fault must not cost the others their rows
+            self._add_by_row(family)
 
+    def columns(self) -> FinishedColumns:
+        """Every metric of the table; those that no family of this layout gives do not apply to it."""
+        size = len(self._partials)
+        missing = [None] * size
+        not_applicable = np.full(size, self._code(NOT_APPLICABLE), dtype=np.int8)
+        names = tuple(self._table.metrics)
+        values = {name: self._values.get(name, missing) for name in names}
+        codes = np.stack([self._codes.get(name, not_applicable) for name in names], axis=1)
+        patterns: dict[bytes, dict[str, str]] = {}
+        nulls = []
+        for row in codes:
+            key = row.tobytes()
+            if key not in patterns:
+                patterns[key] = {
+                    name: self._reasons[code - 1].reason
+                    for name, code in zip(names, row.tolist(), strict=True)
+                    if code
+                }
+            nulls.append(patterns[key])
+        return FinishedColumns(values, nulls)
 
-def settle(metric: Metric, value: Any, partials: Partials) -> tuple[Value, str | None]:
-    """Plain value of a column, or None and why: absence first, then non-finite input, then no token."""
-    if isinstance(value, Null):
-        return None, value.reason
-    if any(partials.nonfinite(name) for name in metric.needs):
-        return None, "nonfinite"
-    if partials.tokens == 0 and not metric.empty_is_value:
-        return None, NO_VALID_TOKEN
-    plain = to_plain(metric, value)
-    return (plain, None) if plain is not None else (None, "nonfinite")
+    def _add_by_row(self, family: Family[Any]) -> None:
+        rows = []
+        for index in range(len(self._partials)):
+            partials = self._partials.row(index)
+            found: FoundColumns = {}
+            try:
+                assert family.finish is not None
+                with np.errstate(all="ignore"):
+                    found = family.finish(partials)
+                    rows.append([self._settled(c, found[c.name], partials) for c in family.columns])
+            except Exception as error:  # noqa: BLE001 - the same, row by row
+                names = ", ".join(column.name for column in family.columns)
+                text = f"{names}: {type(error).__name__}: {error}"
+                self.failed.append((index, Fault("metric_failed", 1, text, fatal=False)))
+                rows.append([self._settled(c, _FAILED, partials) for c in family.columns])
+        for column, settled in zip(family.columns, zip(*rows, strict=True), strict=True):
+            self._values[column.name] = [value for values, _ in settled for value in values]
+            self._codes[column.name] = np.concatenate([codes for _, codes in settled])
 
+    def _settled(self, column: Column, found: Any, partials: Partials) -> tuple[list[Any], NDArray[np.int8]]:
+        """Plain values and reasons: absence first, then non-finite input, then no token, then a non-finite value."""
+        size = len(partials)
+        codes = np.zeros(size, dtype=np.int8)
+        if isinstance(found, Null):
+            codes[:] = self._code(found)
+            return [None] * size, codes
 
-def to_plain(metric: Metric, value: Any) -> Value:
-    """Number or array → plain Python of the metric's column type; None where it is not finite. No −0.0."""
-    if metric.kind == "string":
-        return str(value)
-    if metric.kind in ("float64", "int64"):
-        number = float(value)
-        if not math.isfinite(number):
-            return None
-        return round(number) if metric.kind == "int64" else number + 0.0
-    array = np.asarray(value, dtype=np.float64)
-    if not np.isfinite(array).all():
-        return None
-    if metric.kind == "list<int64>":
-        return [int(x) for x in np.rint(array)]
-    with np.errstate(over="ignore"):
-        narrow = array.astype(np.float32)
-    return [float(x) + 0.0 for x in narrow] if np.isfinite(narrow).all() else None
+        def mark(rows: NDArray[np.bool_], null: Null) -> None:
+            codes[rows & (codes == 0)] = self._code(null)
+
+        values = found.values if isinstance(found, Masked) else found
+        if isinstance(found, Masked):
+            for rows, null in found.nulls:
+                mark(rows, null)
+        for name in column.needs:
+            mark(partials.nonfinite(name) > 0, _NONFINITE)
+        if not column.empty_is_value:
+            mark(partials.tokens == 0, _NO_VALID_TOKEN)
+        array = np.asarray(values, dtype=np.float64)
+        if array.ndim == 0:
+            array = np.broadcast_to(array, (size,))
+        if column.type == "list<float32>":
+            array = array.astype(np.float32)
+        bad: NDArray[np.bool_] = ~np.isfinite(array)
+        mark(bad if array.ndim == 1 else bad.sum(1) > 0, _NONFINITE)
+        null = codes != 0
+        if null.any():
+            array = np.where(null if array.ndim == 1 else null[:, None], 0.0, array)
+        is_integer = column.type in ("int64", "list<int64>")
+        # + 0.0: no −0.0; float32 lists hold the doubles that they stand for.
+        plain = np.rint(array).astype(np.int64) if is_integer else array.astype(np.float64) + 0.0
+        listed: list[Any] = plain.tolist()
+        for index in np.flatnonzero(null).tolist():
+            listed[index] = None
+        return listed, codes
+
+    def _code(self, null: Null) -> int:
+        if null not in self._reasons:
+            self._reasons.append(null)
+        return self._reasons.index(null) + 1

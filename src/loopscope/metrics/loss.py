@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from loopscope.metrics.metric import Kind, Metric, Value
-
 CLOSURE_TOLERANCE = 1e-4
 """|closure_error| above this times max(1, |total|) is a health event."""
 
@@ -15,7 +13,7 @@ CLOSURE_TOLERANCE = 1e-4
 class FinishedLoss:
     """The metric columns of one `loss` row."""
 
-    columns: dict[str, Value]
+    columns: dict[str, float | int | str | None]
     """Column → value."""
     nulls: dict[str, str]
     """Column → reason, for the columns that are null."""
@@ -59,7 +57,7 @@ def finish_loss(
         "grad_norm": grad_norm,
         "lr": lr,
     }
-    columns: dict[str, Value] = {}
+    columns: dict[str, float | int | str | None] = {}
     nulls: dict[str, str] = {}
     for name, value in given.items():
         columns[name] = None
@@ -89,66 +87,3 @@ _WHY_ABSENT = {
     "grad_norm": "not known",
     "lr": "not known",
 }
-
-
-def _metric(name: str, formula: str, unit: str, merge: str, null_rule: str, kind: Kind = "float64") -> Metric:
-    return Metric(
-        name=name,
-        table="loss",
-        kind=kind,
-        formula=formula,
-        unit=unit,
-        needs=(),
-        merge=merge,
-        source="the trainer",
-        null_rule=null_rule,
-    )
-
-
-_BAD = "not finite: nonfinite"
-
-METRICS = (
-    _metric(
-        "task_loss", "cross-entropy before any auxiliary term", "nats", "Σ task_loss_sum / Σ tokens", _BAD
-    ),
-    _metric(
-        "lb_loss", "equal-weight mean of E·Σ f_e·P_e over visits, microbatches, ranks", "1", "mean", _BAD
-    ),
-    _metric("lb_loss_factor", "factor of lb_loss in the total", "1", "constant", _BAD),
-    _metric("z_loss", "equal-weight mean of mean z² over visits, microbatches, ranks", "nats²", "mean", _BAD),
-    _metric("z_loss_factor", "factor of z_loss in the total", "1", "constant", _BAD),
-    _metric("total_loss", "what backward ran on, its scaling undone", "nats", "as task_loss", _BAD),
-    _metric(
-        "other_loss",
-        "further declared terms, already weighted",
-        "nats",
-        "mean",
-        f"none declared: absent; {_BAD}",
-    ),
-    _metric(
-        "task_loss_sum",
-        "Σ cross-entropy over target tokens",
-        "nats",
-        "sum",
-        f"not handed over: absent; {_BAD}",
-    ),
-    _metric("num_target_tokens", "target tokens", "tokens", "sum", "not handed over: absent", "int64"),
-    _metric("grad_norm", "norm of the gradient before clipping", "1", "norm", f"not known: absent; {_BAD}"),
-    _metric("lr", "learning rate of the step", "1", "constant", f"not known: absent; {_BAD}"),
-    _metric(
-        "closure_error",
-        "total − (task + lb_factor·lb + z_factor·z + other)",
-        "nats",
-        "mean",
-        "a component is not finite: nonfinite",
-    ),
-    _metric(
-        "nonfinite_fields",
-        "names of the components that are not finite, comma-separated",
-        "names",
-        "union",
-        "null when all are finite",
-        "string",
-    ),
-)
-"""Columns of the `loss` table."""

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from loopscope.metrics.family import Family
 from loopscope.metrics.layout import Layout
-from loopscope.metrics.metric import Family
-from loopscope.metrics.partials import EMPTY, POISON
+from loopscope.metrics.partials import POISON
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,14 +29,6 @@ class Reduced:
     def merged(self, other: Reduced) -> Reduced:
         """Both together; the layouts must be the same."""
         return Reduced(self.sums + other.sums, torch.maximum(self.maxima, other.maxima))
-
-
-def empty_reduced(layout: Layout, device: torch.device | str = "cpu") -> Reduced:
-    """The identity of `Reduced.merged`: what a rank or microbatch contributes that saw nothing."""
-    return Reduced(
-        torch.zeros(layout.n_sum, dtype=torch.float64, device=device),
-        torch.full((layout.n_max,), EMPTY, dtype=torch.float64, device=device),
-    )
 
 
 def pack(families: Iterable[Family[Any]], context: object, layout: Layout) -> Reduced:

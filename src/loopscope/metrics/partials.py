@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from loopscope.metrics.null import NOT_APPLICABLE, Null
-
-if TYPE_CHECKING:
-    from loopscope.metrics.layout import Layout
+from loopscope.metrics.layout import Layout
+from loopscope.metrics.null import NOT_APPLICABLE, Masked
 
 POISON = 1e300
 """Stands for "not finite" in a partial vector. It survives addition and maximum, and, unlike NaN, every
@@ -22,81 +19,102 @@ EMPTY = -POISON
 
 _LIMIT = POISON / 10
 
+Floats = NDArray[np.float64]
+
 
 @dataclass(frozen=True, slots=True)
 class Partials:
-    """Named access to one visit's (or pair's) merged sums and maxima, in NumPy float64.
+    """Named access to the merged sums and maxima of V visits (or pairs) of one layout, in NumPy float64.
 
-    `p["z"]` is an array of the slot's size, `p.number("z")` a float. Poisoned and empty entries read as NaN.
+    `p["z"]` is an array [V, size of the slot], `p.number("z")` an array [V]. Poisoned and empty entries read as NaN.
     """
 
     layout: Layout
-    sums: NDArray[np.float64]
-    maxima: NDArray[np.float64]
-    score_func: str = "softmax"
+    sums: Floats
+    maxima: Floats
+    is_softmax: NDArray[np.bool_]
+    """[V]; False for a sigmoid router."""
     sequence_sharded: bool = False
-    counts: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
-    """Expert counts of both visits of a pair, where both have a router."""
+    counts: tuple[Floats, Floats] = (np.zeros((0, 0)), np.zeros((0, 0)))
+    """Expert counts [V, E] of both visits of each pair of one layer, NaN where they are not known."""
 
     @staticmethod
     def of(
         layout: Layout,
-        sums: NDArray[np.float64],
-        maxima: NDArray[np.float64],
+        sums: Floats,
+        maxima: Floats,
         *,
-        score_func: str = "softmax",
+        is_softmax: NDArray[np.bool_] | None = None,
         sequence_sharded: bool = False,
-        counts: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
+        counts: tuple[Floats | None, Floats | None] = (None, None),
     ) -> Partials:
-        """Decode the sentinels of two merged vectors (float64 [n_sum] and [n_max])."""
+        """Decode the sentinels of merged vectors (float64 [V, n_sum] and [V, n_max])."""
+        unknown = np.full((len(sums), layout.num_experts), np.nan)
+        first, second = (unknown if count is None else count for count in counts)
         return Partials(
             layout,
             np.where(np.abs(sums) >= _LIMIT, np.nan, sums),
             np.where(np.abs(maxima) >= _LIMIT, np.nan, maxima),
-            score_func,
+            np.ones(len(sums), dtype=np.bool_) if is_softmax is None else is_softmax,
             sequence_sharded,
-            counts,
+            (first, second),
         )
 
-    def __getitem__(self, slot: str) -> NDArray[np.float64]:
-        """The slot's entries, from the sums or the maxima, whichever holds it."""
+    def __len__(self) -> int:
+        return len(self.sums)
+
+    def __getitem__(self, slot: str) -> Floats:
+        """[V, size]: the slot's entries, from the sums or the maxima, whichever holds it."""
         if slot in self.layout.sum_slices:
-            return self.sums[self.layout.sum_slices[slot]]
-        return self.maxima[self.layout.max_slices[slot]]
+            return self.sums[:, self.layout.sum_slices[slot]]
+        return self.maxima[:, self.layout.max_slices[slot]]
 
-    def number(self, slot: str) -> float:
-        """The value of a slot of size one."""
-        return float(self[slot][0])
+    def row(self, index: int) -> Partials:
+        """One visit or pair alone, V = 1."""
+        at = slice(index, index + 1)
+        return Partials(
+            self.layout,
+            self.sums[at],
+            self.maxima[at],
+            self.is_softmax[at],
+            self.sequence_sharded,
+            (self.counts[0][at], self.counts[1][at]),
+        )
 
-    def mean(self, slot: str, count: str = "tokens") -> float:
-        """Sum divided by count; NaN where nothing was counted."""
+    def number(self, slot: str) -> Floats:
+        """[V]: the values of a slot of size one."""
+        return self[slot][:, 0]
+
+    def mean(self, slot: str, count: str = "tokens") -> Floats:
+        """[V]: sum divided by count; NaN where nothing was counted."""
         n = self.number(count)
-        return self.number(slot) / n if n > 0 else float("nan")
+        return np.where(n > 0, self.number(slot) / n, np.nan)
 
-    def mean_without(self, slot: str, excluded: str, count: str = "tokens") -> float | Null:
+    def mean_without(self, slot: str, excluded: str, count: str = "tokens") -> Masked:
         """Sum divided by the count of what is not excluded; `not_applicable` where everything is excluded."""
         n = self.number(count)
         left = n - self.number(excluded)
-        if n > 0 and left == 0:
-            return NOT_APPLICABLE
-        return self.number(slot) / left if left > 0 else float("nan")
+        value = np.where(left > 0, self.number(slot) / left, np.nan)
+        return Masked(value, ((n > 0) & (left == 0), NOT_APPLICABLE))
 
-    def nonfinite(self, name: str) -> int:
-        """Non-finite entries of an input among the valid tokens; 0 for an input that has no counter."""
+    def nonfinite(self, name: str) -> NDArray[np.int64]:
+        """[V]: non-finite entries of an input among the valid tokens; 0 for an input that has no counter."""
         slot = f"nonfinite_{name}"
-        return int(self.number(slot)) if slot in self.layout.sum_slices else 0
+        if slot not in self.layout.sum_slices:
+            return np.zeros(len(self), dtype=np.int64)
+        return self.number(slot).astype(np.int64)
 
     @property
-    def tokens(self) -> float:
-        """Valid tokens T."""
+    def tokens(self) -> Floats:
+        """[V]: valid tokens T."""
         return self.number("tokens")
 
     @property
     def num_experts(self) -> int:
-        """E of the visit (of a pair: of the visit it leads to)."""
+        """E of the visits (of pairs: of the visits they lead to)."""
         return self.layout.num_experts
 
     @property
     def top_k(self) -> int:
-        """k of the visit (of a pair: of the visit it leads to)."""
+        """k of the visits (of pairs: of the visits they lead to)."""
         return self.layout.top_k

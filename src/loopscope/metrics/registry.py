@@ -1,77 +1,155 @@
-"""Every metric loopscope computes. Adding one: a file with a `FAMILY`, a line here and a mirrored test."""
+"""The computation of every declared column, found by the name that the catalogue gives, and the vectors' layouts.
+
+A metric is a declaration in `loopscope.catalog.tables` and a file here with a `FAMILY`. Loading this module fails where
+one of the two is missing, or where a family gives other columns than are declared.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import pkgutil
+from collections.abc import Iterable, Mapping
 from functools import cache
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
-from loopscope.metrics import loss, tokens
-from loopscope.metrics.metric import Family, Metric
-from loopscope.metrics.residual import correlation, norm
-from loopscope.metrics.router import (
-    balance,
-    bias,
-    concentration,
-    dead,
-    entropy,
-    gap,
-    guards,
-    load,
-    logits,
-    margin,
-    mass,
-    violation,
-    z,
-)
-from loopscope.metrics.transition import delta, input_distance, overlap, update
+import numpy as np
 
-ROUTER = (
-    load.FAMILY,
-    mass.FAMILY,
-    violation.FAMILY,
-    dead.FAMILY,
-    balance.FAMILY,
-    entropy.FAMILY,
-    concentration.FAMILY,
-    margin.FAMILY,
-    gap.FAMILY,
-    z.FAMILY,
-    logits.FAMILY,
-    bias.FAMILY,
-    guards.FAMILY,
-)
-RESIDUAL = (norm.FAMILY, correlation.FAMILY)
-TRANSITION = (delta.FAMILY, update.FAMILY, input_distance.FAMILY, overlap.FAMILY)
+from loopscope.catalog.bins import NUM_BINS
+from loopscope.catalog.registry import TABLES
+from loopscope.catalog.tables.transition import PAIR_KINDS
+from loopscope.errors import MetricInputError, SchemaError
+from loopscope.metrics import residual, router, tokens, transition
+from loopscope.metrics.family import Family, Slot
+from loopscope.metrics.layout import Layout
+from loopscope.metrics.loss import finish_loss
+from loopscope.metrics.partials import Partials
 
-REGISTRY: Mapping[tuple[str, str], Metric] = MappingProxyType(
-    {
-        (metric.table, metric.name): metric
-        for group in (
-            loss.METRICS,
-            *(family.metrics for family in (*ROUTER, *RESIDUAL, *TRANSITION)),
+
+def _families(package: Any) -> dict[str, Family[Any]]:
+    """Name → family, of every file of a package that holds one, in the order of the declared columns."""
+    found: dict[str, Family[Any]] = {}
+    for each in pkgutil.iter_modules(package.__path__):
+        family = getattr(import_module(f"{package.__name__}.{each.name}"), "FAMILY", None)
+        if isinstance(family, Family):
+            found[each.name] = family
+    table = package.__name__.rpartition(".")[2]
+    declared = tuple(dict.fromkeys(c.computed for c in TABLES[table].columns if c.computed))
+    if missing := [name for name in declared if name not in found]:
+        raise SchemaError(
+            f"catalogue table {table!r} has columns computed by {missing}, expected a FAMILY in "
+            f"{package.__name__.replace('.', '/')}/<name>.py. Add the file, or correct `computed`."
         )
-        for metric in group
-    }
-)
-"""(table, column) → metric, in the order of the columns."""
+    return {name: found[name] for name in (*declared, *(name for name in found if name not in declared))}
+
+
+_ROUTER, _RESIDUAL, _TRANSITION = _families(router), _families(residual), _families(transition)
 
 
 @cache
 def visit_families(num_experts: int) -> tuple[Family[Any], ...]:
     """Families of a visit with E experts (0: dense), in the order of its partial vectors."""
-    return (tokens.VISIT, *(ROUTER if num_experts else ()), *RESIDUAL)
+    return (tokens.VISIT, *(_ROUTER.values() if num_experts else ()), *_RESIDUAL.values())
 
 
 @cache
 def pair_families(kind: str, same_layer: bool, num_experts: int) -> tuple[Family[Any], ...]:
     """Families of a transition, in the order of its partial vectors."""
-    chosen: list[Family[Any]] = [tokens.PAIR, delta.FAMILY]
+    wanted = {"delta"}
     if kind == "step_boundary":
-        chosen.append(update.FAMILY)
+        wanted.add("update")
     if kind == "from_input":
-        chosen.append(input_distance.FAMILY)
+        wanted.add("input_distance")
     if same_layer and num_experts:
-        chosen.append(overlap.FAMILY)
-    return tuple(chosen)
+        wanted.add("overlap")
+    return (tokens.PAIR, *(family for name, family in _TRANSITION.items() if name in wanted))
+
+
+@cache
+def visit_layout(num_experts: int, top_k: int) -> Layout:
+    """The layout of a visit with E experts of which k are chosen; both 0 for a dense visit.
+
+    Raises:
+        MetricInputError: not 1 <= k <= E, nor both 0.
+    """
+    if not (num_experts == top_k == 0 or 1 <= top_k <= num_experts):
+        raise MetricInputError(
+            f"num_experts={num_experts}, top_k={top_k}: expected 1 <= top_k <= num_experts, or both 0 for a "
+            "dense visit. Take both from the layer's own tensors."
+        )
+    return _layout(visit_families(num_experts), num_experts, top_k, "visit", False)
+
+
+@cache
+def pair_layout(
+    kind: str, same_layer: bool, from_experts_k: tuple[int, int], to_experts_k: tuple[int, int]
+) -> Layout:
+    """The layout of a transition.
+
+    Args:
+        kind: one of `PAIR_KINDS`.
+        same_layer: both visits are executions of one physical layer; only then are expert sets compared.
+        from_experts_k: (E, k) of the first visit, (0, 0) where dense.
+        to_experts_k: (E, k) of the second visit, (0, 0) where dense.
+
+    Raises:
+        MetricInputError: unknown kind, or one layer with two values of (E, k).
+    """
+    if kind not in PAIR_KINDS:
+        raise MetricInputError(f"transition kind is {kind!r}, expected one of {', '.join(PAIR_KINDS)}.")
+    if same_layer and from_experts_k != to_experts_k:
+        raise MetricInputError(
+            f"one physical layer has (num_experts, top_k) = {from_experts_k} and {to_experts_k}; expected "
+            "equal values. Take both from the layer's own tensors; layer_idx counts physical layers."
+        )
+    num_experts, top_k = to_experts_k if same_layer else (0, 0)
+    return _layout(pair_families(kind, same_layer, num_experts), num_experts, top_k, kind, same_layer)
+
+
+def _layout(
+    families: Iterable[Family[Any]], num_experts: int, top_k: int, kind: str, same_layer: bool
+) -> Layout:
+    families = tuple(families)
+    sums, n_sum = _place((slot for family in families for slot in family.sums), num_experts)
+    maxima, n_max = _place((slot for family in families for slot in family.maxima), num_experts)
+    return Layout(num_experts, top_k, kind, same_layer, sums, maxima, n_sum, n_max)
+
+
+def _place(slots: Iterable[Slot], num_experts: int) -> tuple[Mapping[str, slice], int]:
+    sizes = {"1": 1, "E": num_experts, "bins": NUM_BINS}
+    slices: dict[str, slice] = {}
+    end = 0
+    for slot in slots:
+        assert slot.name not in slices, f"slot {slot.name} declared twice"
+        slices[slot.name] = slice(end, end + sizes[slot.size])
+        end += sizes[slot.size]
+    return MappingProxyType(slices), end
+
+
+def _check() -> None:
+    """Raise SchemaError where a family gives other columns than the catalogue declares for it."""
+    layouts = (visit_layout(2, 1), *(pair_layout(kind, True, (2, 1), (2, 1)) for kind in PAIR_KINDS))
+    for layout in layouts:
+        nothing = Partials.of(layout, np.zeros((1, layout.n_sum)), np.zeros((1, layout.n_max)))
+        families = (
+            visit_families(2) if layout.kind == "visit" else pair_families(layout.kind, layout.same_layer, 2)
+        )
+        for family in families:
+            with np.errstate(all="ignore"):
+                given = set(family.finish(nothing)) if family.finish is not None else set()
+            _same(family.module, given, {column.name for column in family.columns})
+    nothing_lost = finish_loss(
+        task_loss=0.0, lb_loss=0.0, lb_loss_factor=0.0, z_loss=0.0, z_loss_factor=0.0, total_loss=0.0
+    )
+    _same("loopscope.metrics.loss", set(nothing_lost.columns), set(TABLES["loss"].metrics))
+
+
+def _same(module: str, given: set[str], declared: set[str]) -> None:
+    if given != declared:
+        raise SchemaError(
+            f"{module} gives columns {sorted(given - declared)} that the catalogue does not declare for it, and lacks "
+            f"{sorted(declared - given)}; declare them in loopscope/catalog/tables/, or compute them."
+        )
+
+
+_check()

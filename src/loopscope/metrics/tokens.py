@@ -7,24 +7,15 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from loopscope.metrics.context import PairContext, VisitContext
-from loopscope.metrics.metric import Family, Slot
-from loopscope.metrics.partials import Partials
+from loopscope.metrics.family import Family, Slot
 
 
 def _partial(c: VisitContext | PairContext) -> Mapping[str, Tensor]:
     return {"tokens": c.tokens, "filled": (c.tokens > 0).double()}
 
 
-def _finish(p: Partials) -> Mapping[str, object]:
-    return {}
-
-
-VISIT: Family[VisitContext] = Family(
-    metrics=(), sums=(Slot("tokens"), Slot("filled")), partial=_partial, finish=_finish
-)
+VISIT: Family[VisitContext] = Family(module=__name__, sums=(Slot("tokens"), Slot("filled")), partial=_partial)
 """`tokens` = T; `filled` = microbatches with a valid token."""
 
-PAIR: Family[PairContext] = Family(
-    metrics=(), sums=(Slot("tokens"), Slot("filled")), partial=_partial, finish=_finish
-)
+PAIR: Family[PairContext] = Family(module=__name__, sums=(Slot("tokens"), Slot("filled")), partial=_partial)
 """The same for a pair."""

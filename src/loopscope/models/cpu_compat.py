@@ -16,43 +16,25 @@ from typing import Any
 import torch
 
 
-class CpuDeviceModule:
-    """What torchtitan asks of ``torch.cuda``, answered for a CPU: one device, no memory statistics."""
+def _total_memory(device: object = None) -> SimpleNamespace:
+    return SimpleNamespace(total_memory=max(1, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
 
-    __name__ = "torch.cpu"
 
-    def set_device(self, device: object) -> None:
-        """There is one CPU; nothing to select."""
-
-    def device_count(self) -> int:
-        """One, whatever LOCAL_RANK says: every rank uses the same CPU."""
-        return 1
-
-    def current_device(self) -> int:
-        """The index of the only device."""
-        return 0
-
-    def synchronize(self, device: object = None) -> None:
-        """CPU work is synchronous."""
-
-    def get_device_name(self, device: object = None) -> str:
-        """The name torchtitan prints; it also selects the peak FLOPS table, where "cpu" is unknown."""
-        return "cpu"
-
-    def get_device_properties(self, device: object = None) -> SimpleNamespace:
-        """Only `total_memory` is read, as the divisor of memory percentages."""
-        pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-        return SimpleNamespace(total_memory=max(1, pages * size))
-
-    def memory_stats(self, device: object = None) -> dict[str, int]:
-        """Empty: torchtitan then prints -1 instead of a number nobody measured."""
-        return {}
-
-    def reset_peak_memory_stats(self, device: object = None) -> None:
-        """No statistics to reset."""
-
-    def empty_cache(self) -> None:
-        """No cache to empty."""
+# What torchtitan asks of `torch.cuda`, answered for a CPU: one device for every rank, whatever LOCAL_RANK says, whose
+# work is synchronous. Without memory statistics torchtitan prints -1 instead of a number nobody measured. The name
+# also selects its table of peak FLOPS, where "cpu" is unknown.
+_CPU_DEVICE = SimpleNamespace(
+    __name__="torch.cpu",
+    set_device=lambda device: None,
+    device_count=lambda: 1,
+    current_device=lambda: 0,
+    synchronize=lambda device=None: None,
+    get_device_name=lambda device=None: "cpu",
+    get_device_properties=_total_memory,
+    memory_stats=lambda device=None: {},
+    reset_peak_memory_stats=lambda device=None: None,
+    empty_cache=lambda: None,
+)
 
 
 def is_needed() -> bool:
@@ -70,7 +52,7 @@ def enable() -> bool:
     if utils.device_type != "cpu":
         # torchtitan/tools/utils.py falls back to "cuda" where it finds no accelerator.
         utils.device_type = "cpu"
-        utils.device_module = CpuDeviceModule()
+        utils.device_module = _CPU_DEVICE
     return True
 
 

@@ -1,4 +1,4 @@
-"""A looped MoE of plain torch, which uses the trace contract the way a stranger's model would.
+"""A looped MoE of plain torch, which implements the trace contract as any other model would.
 
 Token mixing is a causal running mean, so that the whole network fits on a page. Blocks always return their
 raw router tensors; the eager outer loop of `forward` records them, or drops them where the sink is not armed.

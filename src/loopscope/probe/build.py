@@ -1,23 +1,17 @@
-"""Builds the manifest of a corpus: `python -m loopscope.probe.build FOLDER [--description TEXT]`.
-
-The first folder of a document's path is its domain.
-"""
+"""Builds the manifest of a corpus from a folder of texts; the first folder of a document's path is its domain."""
 
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-from loopscope.errors import LoopscopeError, ProbeError
+from loopscope.errors import ProbeError
 from loopscope.probe.manifest import (
     MANIFEST_FILE,
     MANIFEST_VERSION,
     CorpusManifest,
     DocumentEntry,
-    write_manifest,
 )
 from loopscope.probe.repetition import BUCKET_EDGES, bucket_of, repetition_rate
 
@@ -127,39 +121,3 @@ def _licence_of(file: str, licence: str | Mapping[str, str]) -> str:
             "its SPDX identifier too."
         )
     return licence[max(fitting, key=len)]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BuildCorpus:
-    """Write the manifest of a new corpus; an existing one is never overwritten."""
-
-    folder: Path
-    """Folder with <domain>/*.txt."""
-    licence: str
-    """SPDX identifier of the licence of every document, such as CC0-1.0."""
-    description: str
-    """One line that says what the corpus is."""
-
-    def run(self) -> int:
-        """Build; 0 when written, 2 when the folder does not fit."""
-        if (self.folder / MANIFEST_FILE).exists():
-            print(
-                f"{self.folder / MANIFEST_FILE} exists already; expected a new corpus, since a published "
-                "one never changes. Choose another folder, or remove the manifest of an unpublished corpus.",
-                file=sys.stderr,
-            )
-            return 2
-        try:
-            manifest = build_manifest(self.folder, licence=self.licence, description=self.description)
-        except LoopscopeError as error:
-            print(error, file=sys.stderr)
-            return 2
-        path = write_manifest(manifest, self.folder)
-        print(f"{path}: {len(manifest.documents)} documents")
-        return 0
-
-
-if __name__ == "__main__":
-    import tyro
-
-    sys.exit(tyro.cli(BuildCorpus).run())

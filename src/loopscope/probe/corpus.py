@@ -7,30 +7,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from loopscope.errors import ConfigError, ProbeError
 from loopscope.probe.encode import EncodedCorpus, encode_documents
-from loopscope.probe.manifest import MANIFEST_FILE, read_manifest
+from loopscope.probe.manifest import MANIFEST_FILE, DocumentEntry, read_manifest
 
 CORPORA = Path(__file__).parent / "corpora"
 """The corpora that come with loopscope."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Document:
-    """One text of a corpus."""
+class Document(DocumentEntry, frozen=True, kw_only=True):
+    """One text of a corpus, and what the manifest says of it."""
 
-    name: str
-    """Path relative to the corpus."""
     text: str
     """The text itself."""
-    domain: str
-    """Kind of text, for instance "prose"."""
-    repetition_rate: float
-    """Share of repeated word pairs."""
-    repetition_bucket: str
-    """"low", "mid" or "high"; fixed in the manifest."""
-    licence: str
-    """SPDX identifier."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +54,7 @@ class Corpus:
             ProbeError: a document has too few tokens.
         """
         return encode_documents(
-            [(document.name, document.text) for document in self.documents],
+            [(document.file, document.text) for document in self.documents],
             tokenizer_encode,
             seq_len,
             name=self.name,
@@ -125,14 +116,5 @@ def load_corpus(name_or_path: str | Path) -> Corpus:
                 f"corpus {manifest.name!r}: {entry.file} is not UTF-8 (byte {error.start}); expected UTF-8 "
                 "text."
             ) from None
-        found.append(
-            Document(
-                name=entry.file,
-                text=text,
-                domain=entry.domain,
-                repetition_rate=entry.repetition_rate,
-                repetition_bucket=entry.repetition_bucket,
-                licence=entry.licence,
-            )
-        )
+        found.append(Document(text=text, **msgspec.structs.asdict(entry)))
     return Corpus(name=manifest.name, documents=tuple(found), text_hash=digest.hexdigest())

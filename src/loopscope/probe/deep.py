@@ -1,4 +1,4 @@
-"""The deep probe: what is too dear for every probe, over the same corpus, with a period of its own."""
+"""The deep probe: measurements too expensive for every probe, over the same corpus, with a period of their own."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from loopscope.collect import ParquetCollector
 from loopscope.errors import ConfigError, ProbeError, TraceError
 from loopscope.probe.deep_perturbation import Perturbations
 from loopscope.probe.deep_readout import Readouts
-from loopscope.probe.deep_routing import Chosen, Routing, Tables
+from loopscope.probe.deep_routing import Chosen, RoutingRecorder, Tables
 from loopscope.probe.deep_rows import margin_rows, saturation_rows, specialisation_rows
 from loopscope.probe.deep_spill import CleanVisits
 from loopscope.probe.encode import EncodedCorpus
 from loopscope.trace import ACTIVE_TRACE_SINK, StreamingWindow, TracePoint
 from loopscope.trace.isolation import isolated_forward
-from loopscope.trace.probe import mark_probe_forward
+from loopscope.trace.probe import model_forward
 
 Scope = Literal["batch", "document"]
 
@@ -61,6 +62,12 @@ class DeepResult:
     """What could not be measured, and why; text."""
     chosen: Chosen
     """`unrolled_pos` → chosen experts [D, S, k]: what the next probe's saturation is measured against."""
+
+    def record(self, collector: ParquetCollector, step: int) -> None:
+        """Write the rows, and a health row for each measurement that was left out."""
+        collector.record_rows(step, self.tables)
+        for text in self.skipped:
+            collector.record_event(step, "probe_skipped", "warn", detail=text)
 
 
 def run_deep_probe(
@@ -127,7 +134,7 @@ class _Run:
     ) -> None:
         self.error: Exception | None = None
         self._model, self._settings, self._context, self._keep = model, settings, context, keep
-        self._routing = Routing()
+        self._routing = RoutingRecorder()
         self._readouts = Readouts()
         self._perturbations = Perturbations(settings.num_directions, settings.seed)
         self._clean = CleanVisits()
@@ -152,14 +159,14 @@ class _Run:
     def documents(self, ids: Tensor) -> None:
         """All forwards over some documents."""
         try:
-            if not self._forward(ids, self._see_clean):
+            if not self._forward(ids, self._record_clean):
                 raise ProbeError(
                     f"{type(self._model).__name__} recorded no visit; expected one TracePoint per visit, in eval "
                     "mode too"
                 )
             self._read_out(ids)
             if self._entry is not None and self._settings.num_directions:
-                self._disturb(ids)
+                self._perturb(ids)
             self._routing.set_depth(len(self._passes))
             self._perturbations.set_depth(len(self._passes))
         finally:
@@ -214,59 +221,52 @@ class _Run:
             found.append(f"perturbation: {self._perturbations.refused}")
         return found
 
-    def _forward(self, ids: Tensor, see: Callable[[TracePoint], None]) -> int:
+    def _forward(self, ids: Tensor, record: Callable[[TracePoint], None]) -> int:
         """One forward whose visits are reduced as they happen; how many there were."""
-        window = StreamingWindow(see)
+        window = StreamingWindow(record)
         ACTIVE_TRACE_SINK.arm(window)
         try:
-            with self._context():
+            with model_forward(self._context):
                 self._model(ids)
-        except Exception as error:
-            mark_probe_forward(error)
-            raise
         finally:
             ACTIVE_TRACE_SINK.disarm()
         return window.visits
 
-    def _see_clean(self, point: TracePoint) -> None:
+    def _record_clean(self, point: TracePoint) -> None:
         # First, and without anything that can fail: how many readouts follow must be the same on every rank.
         self._passes.note(point)
-        self._own(lambda: self._routing.add(point))
+        self._guarded(lambda: self._routing.add(point))
         if self._read is not None or (self._entry is not None and self._settings.num_directions):
-            self._own(lambda: self._clean.add(point))
+            self._guarded(lambda: self._clean.add(point))
 
     def _read_out(self, ids: Tensor) -> None:
         if self._read is None:
             return
         for loop_step, position in enumerate(self._passes.last_positions()):
             state = self._state(position)
-            try:
-                with self._context():
-                    logits = self._read(state, readout=self._settings.readout)
-            except Exception as error:
-                mark_probe_forward(error)
-                raise
-            self._own(partial(self._readouts.add, loop_step, logits, ids))
-        self._own(self._readouts.end_documents)
+            with model_forward(self._context):
+                logits = self._read(state, readout=self._settings.readout)
+            self._guarded(partial(self._readouts.add, loop_step, logits, ids))
+        self._guarded(self._readouts.end_documents)
 
     def _state(self, position: int) -> Tensor:
         """The state after a visit. A rank that keeps nothing, or no longer, gives one of its shape."""
         found = [self._passes.any_state()]
-        self._own(lambda: found.append(self._clean.residual(position)))
+        self._guarded(lambda: found.append(self._clean.residual(position)))
         return found[-1]
 
-    def _disturb(self, ids: Tensor) -> None:
+    def _perturb(self, ids: Tensor) -> None:
         assert self._entry is not None
         reduced, clean = self._perturbations, self._clean
-        self._forward(ids, lambda point: self._own(lambda: reduced.add_clean(clean, point)))
-        self._own(lambda: reduced.end_forward(clean))
+        self._forward(ids, lambda point: self._guarded(lambda: reduced.add_clean(clean, point)))
+        self._guarded(lambda: reduced.end_forward(clean))
         for direction, injection in enumerate(reduced.injections):
             add = partial(reduced.add, direction, clean)
             with injection.into(self._entry):
-                self._forward(ids, lambda point, add=add: self._own(lambda: add(point)))  # type: ignore[misc]
-            self._own(lambda: reduced.end_forward(clean))
+                self._forward(ids, lambda point, add=add: self._guarded(lambda: add(point)))  # type: ignore[misc]
+            self._guarded(lambda: reduced.end_forward(clean))
 
-    def _own(self, reduce: Callable[[], None]) -> None:
+    def _guarded(self, reduce: Callable[[], None]) -> None:
         """Loopscope's own part of a forward: what it raises waits for the forwards that other ranks share."""
         if not self._keep or self.error is not None:
             return

@@ -1,4 +1,4 @@
-"""Disturbed forwards beside a clean one → rows of probe_perturbation."""
+"""Perturbed forwards beside a clean one → rows of probe_perturbation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from loopscope.metrics.probe.perturbation import (
     geometric_rate,
 )
 from loopscope.probe.deep_routing import Row, visit_keys
-from loopscope.probe.deep_rows import settle
+from loopscope.probe.deep_rows import with_null_reasons
 from loopscope.probe.deep_spill import CleanVisits
 from loopscope.trace import TracePoint
 
@@ -37,13 +37,13 @@ class Injection:
         """While the block runs, the first call of `entry` gets a disturbed first argument."""
         self._done = False
         # Before any other hook: FSDP's own would already have cast the input.
-        handle = entry.register_forward_pre_hook(self._disturb, prepend=True)
+        handle = entry.register_forward_pre_hook(self._perturb, prepend=True)
         try:
             yield
         finally:
             handle.remove()
 
-    def _disturb(self, module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+    def _perturb(self, module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         if self._done:
             return None
         self._done = True
@@ -160,7 +160,7 @@ class Perturbations:
                     "num_tokens": visit.tokens,
                     "epsilon": EPSILON,
                     "num_directions": len(self.injections),
-                    **settle(values),
+                    **with_null_reasons(values),
                 }
             )
         return rows

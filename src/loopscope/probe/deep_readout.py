@@ -9,7 +9,7 @@ from torch import Tensor
 
 from loopscope.metrics.probe.readout import Settling, readout_sums
 from loopscope.probe.deep_routing import Row
-from loopscope.probe.deep_rows import settle
+from loopscope.probe.deep_rows import with_null_reasons
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ class Readouts:
                     "num_loop_steps": len(self._steps),
                     "num_tokens": step.tokens,
                     "num_target_tokens": step.targets,
-                    **settle(values),
+                    **with_null_reasons(values),
                 }
             )
             entropy_before = entropy

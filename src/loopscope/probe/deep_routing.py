@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from loopscope.probe.deep_spill import Spill, Stored
+from loopscope.probe.deep_spill import SpillFile, Stored
 from loopscope.trace import TracePoint
 
 Row = dict[str, object]
@@ -21,15 +21,15 @@ Chosen = Mapping[int, NDArray[np.int64]]
 
 @dataclass(slots=True)
 class VisitRouting:
-    """One visit over all documents so far; its tensors lie in the files of its `Routing`."""
+    """One visit over all documents so far; its tensors lie in the files of its `RoutingRecorder`."""
 
     keys: Row
     """The visit's columns of a probe row."""
     score_space: str
     bounded: bool
     """True for scores that cannot be normal: probabilities, or a sigmoid's."""
-    idx_file: Spill
-    scores_file: Spill
+    idx_file: SpillFile
+    scores_file: SpillFile
     idx: list[Stored] = field(default_factory=list)
     scores: list[Stored] = field(default_factory=list)
 
@@ -47,7 +47,7 @@ class VisitRouting:
 class ChosenExperts(Mapping[int, NDArray[np.int64]]):
     """`unrolled_pos` → chosen experts [D, S, k]; every look reads them from their file."""
 
-    def __init__(self, file: Spill, visits: Mapping[int, tuple[Stored, ...]], corpus_hash: str) -> None:
+    def __init__(self, file: SpillFile, visits: Mapping[int, tuple[Stored, ...]], corpus_hash: str) -> None:
         self._file, self._visits = file, dict(visits)
         self.corpus_hash = corpus_hash
         """Over which tokens."""
@@ -62,7 +62,7 @@ class ChosenExperts(Mapping[int, NDArray[np.int64]]):
         return len(self._visits)
 
 
-class Routing:
+class RoutingRecorder:
     """The visits with a router, in order of depth.
 
     Chosen experts, two bytes each, lie in a file of their own: the next probe is compared with them, long after
@@ -70,7 +70,7 @@ class Routing:
     """
 
     def __init__(self) -> None:
-        self._idx_file, self._scores_file = Spill(), Spill()
+        self._idx_file, self._scores_file = SpillFile(), SpillFile()
         self._visits: dict[int, VisitRouting] = {}
 
     def __iter__(self) -> Iterator[VisitRouting]:
@@ -124,5 +124,5 @@ def visit_keys(point: TracePoint) -> Row:
     }
 
 
-def _read_idx(file: Spill, parts: list[Stored] | tuple[Stored, ...]) -> NDArray[np.int64]:
+def _read_idx(file: SpillFile, parts: list[Stored] | tuple[Stored, ...]) -> NDArray[np.int64]:
     return np.concatenate([file.get(stored).long().numpy() for stored in parts])

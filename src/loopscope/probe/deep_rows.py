@@ -20,7 +20,7 @@ from loopscope.metrics.probe.specialisation import (
     vocabulary_chance,
     vocabulary_specialisation,
 )
-from loopscope.probe.deep_routing import Chosen, Routing, Row, VisitRouting
+from loopscope.probe.deep_routing import Chosen, RoutingRecorder, Row, VisitRouting
 
 _QUANTITIES = ("margin", "selection_gap")
 _PAIRS_UP_TO = 64
@@ -34,7 +34,7 @@ def reasons(nulls: dict[str, str]) -> str | None:
     return json.dumps(nulls, separators=(",", ":"), sort_keys=True) if nulls else None
 
 
-def settle(values: Row, why: Mapping[str, str] = _NO_REASON) -> Row:
+def with_null_reasons(values: Row, why: Mapping[str, str] = _NO_REASON) -> Row:
     """Columns with what is missing or not finite as null, and its reason.
 
     Args:
@@ -49,14 +49,14 @@ def settle(values: Row, why: Mapping[str, str] = _NO_REASON) -> Row:
     return {**values, **dict.fromkeys(missing), "null_reasons": reasons(missing)}
 
 
-def margin_rows(routing: Routing, *, scope: str, num_shuffles: int, seed: int) -> list[Row]:
+def margin_rows(routing: RoutingRecorder, *, scope: str, num_shuffles: int, seed: int) -> list[Row]:
     """Two rows per visit with a router: margin and selection gap against their null."""
     rows = []
     for visit in routing:
         scores = visit.scores_DSE
         found: dict[str, NullRatio | None] = {}
         for quantity in _QUANTITIES:
-            # A generator for each number: one visit's result does not hang on which others were looked at.
+            # A generator for each number: a visit's result does not depend on which others were measured.
             generator = torch.Generator().manual_seed(seed)
             found[quantity] = null_ratio(
                 scores,
@@ -77,7 +77,7 @@ def margin_rows(routing: Routing, *, scope: str, num_shuffles: int, seed: int) -
                 "num_shuffles": num_shuffles,
                 "calibrated": not visit.bounded,
                 "num_tokens": scores.shape[0] * scores.shape[1],
-                **settle({**_ratio(ratio), "cell": cell}, _NO_REASON if ratio is None else why),
+                **with_null_reasons({**_ratio(ratio), "cell": cell}, _NO_REASON if ratio is None else why),
             }
             for quantity, ratio in found.items()
         ]
@@ -104,7 +104,7 @@ def _ratio(ratio: NullRatio | None) -> Row:
 
 
 def specialisation_rows(
-    routing: Routing, ids_DS: NDArray[np.int64], domains: Sequence[str], *, seed: int
+    routing: RoutingRecorder, ids_DS: NDArray[np.int64], domains: Sequence[str], *, seed: int
 ) -> list[Row]:
     """Per visit with a router: one row per domain, one for the vocabulary, one for co-activation."""
     rows = []
@@ -119,7 +119,7 @@ def specialisation_rows(
                 {
                     **_kind(keys, "domain", domain, items),
                     "expert_share": [float(value) for value in share_E],
-                    **settle({"value": float(share_E.max()), "chance": top_k / experts}),
+                    **with_null_reasons({"value": float(share_E.max()), "chance": top_k / experts}),
                 }
             )
         rows.append(_vocabulary(keys, idx_DSK.reshape(-1, top_k), ids_DS.reshape(-1), experts, seed))
@@ -140,7 +140,7 @@ def _vocabulary(
         why = "absent:no token of the vocabulary occurs often enough"
         return {**row, "value": None, "chance": None, "null_reasons": reasons({"value": why, "chance": why})}
     chance = vocabulary_chance(idx_NK, ids_N, experts, np.random.default_rng(seed))
-    return {**row, **settle({"value": value, "chance": chance})}
+    return {**row, **with_null_reasons({"value": value, "chance": chance})}
 
 
 def _coactivation(keys: Row, idx_NK: NDArray[np.int64], experts: int, top_k: int) -> Row:
@@ -153,10 +153,10 @@ def _coactivation(keys: Row, idx_NK: NDArray[np.int64], experts: int, top_k: int
     if len(share_P):
         chance = (top_k - 1) / (experts - 1)
         values = {"value": float(share_P.mean()), "largest": float(share_P.max()), "chance": chance}
-    return {**row, **settle(values)}
+    return {**row, **with_null_reasons(values)}
 
 
-def saturation_rows(routing: Routing, before: Chosen, from_step: int) -> list[Row]:
+def saturation_rows(routing: RoutingRecorder, before: Chosen, from_step: int) -> list[Row]:
     """A row per visit that both probes saw over the same tokens."""
     rows = []
     for visit in routing:

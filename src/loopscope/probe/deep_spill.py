@@ -1,4 +1,4 @@
-"""Tensors that a deep probe puts aside in a temporary file, so that its memory does not grow with the loop's depth."""
+"""Tensors that a deep probe spills to a temporary file, so that its memory does not grow with the loop's depth."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from loopscope.trace import TracePoint
 
 
 class Stored(NamedTuple):
-    """Where a tensor lies in its file."""
+    """Location of a tensor in its file."""
 
     offset: int
     num_bytes: int
@@ -23,8 +23,8 @@ class Stored(NamedTuple):
     device: torch.device
 
 
-class Spill:
-    """Tensors in a temporary file that nobody else sees; it is gone with this object, or with the process.
+class SpillFile:
+    """Tensors in an unnamed temporary file, removed with this object or with the process.
 
     The file is made with the first tensor, where Python's `tempfile` puts one (`TMPDIR`).
     """
@@ -50,7 +50,7 @@ class Spill:
             self._file.flush()
         except OSError as error:
             raise ProbeError(
-                f"the deep probe cannot put {raw.nbytes} bytes aside in {tempfile.gettempdir()} "
+                f"the deep probe cannot write {raw.nbytes} bytes to {tempfile.gettempdir()} "
                 f"({error.strerror or error}); expected room for a temporary file. Make some, or point TMPDIR to "
                 "another folder."
             ) from None
@@ -80,7 +80,7 @@ class CleanVisits:
     """Of a clean forward what readouts and disturbed forwards are held against: states and chosen experts."""
 
     def __init__(self) -> None:
-        self._spill = Spill()
+        self._spill = SpillFile()
         self._residual: dict[int, Stored] = {}
         self._idx: dict[int, Stored] = {}
 
@@ -91,7 +91,7 @@ class CleanVisits:
         return len(self._residual)
 
     def add(self, point: TracePoint) -> None:
-        """Put a visit aside."""
+        """Spill a visit."""
         self._residual[point.unrolled_pos] = self._spill.put(point.residual)
         if point.topk_idx is not None:
             self._idx[point.unrolled_pos] = self._spill.put(point.topk_idx)

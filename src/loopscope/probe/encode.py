@@ -27,8 +27,6 @@ class EncodedCorpus:
     """SHA-256 over the shape and the token ids, in hexadecimal. Rows with different hashes never compare."""
     strata: Mapping[str, Sequence[str]]
     """Stratum kind ("repetition", "domain") → one stratum per document, in the order of `input_ids`."""
-    document_names: tuple[str, ...]
-    """Names, in the order of `input_ids`."""
     dropped_first_token: bool
     """True where the tokenizer puts a marker before every text; it was dropped from each document alike."""
 
@@ -108,6 +106,5 @@ def encode_documents(
         input_ids=input_ids,
         corpus_hash=token_hash(input_ids),
         strata={kind: list(names) for kind, names in strata.items()},
-        document_names=tuple(document for document, _ in texts),
         dropped_first_token=dropped,
     )

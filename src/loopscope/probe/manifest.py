@@ -1,4 +1,4 @@
-"""The manifest of a corpus: what lies beside its documents as manifest.json."""
+"""The manifest of a corpus: manifest.json beside its documents."""
 
 from __future__ import annotations
 

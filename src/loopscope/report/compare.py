@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from loopscope.analysis import Run
+from loopscope.analysis.gauges import gauge_columns
 from loopscope.analysis.health_findings import Findings
+from loopscope.catalog.gauge import Gauge, How, evaluate_by_step
+from loopscope.catalog.registry import GAUGES
 from loopscope.report.chart import Chart, Data, Section
 from loopscope.report.kit import lines, x_step
 from loopscope.report.look import SERIES_BUCKETS, Look
@@ -16,47 +24,14 @@ Axis = Literal["step", "tokens"]
 
 _MOST_NAME = 24
 """Signs of a run's name in a legend; names of one series differ at their ends."""
-_BOUNDARY = "kind = 'step_boundary'"
-_WHOLE = "stratum_kind = 'all'"
-# id, title, how to read it, table, SQL over the scope's rows giving one value per step, which rows, unit, column
-_QUANTITIES = (
-    (
-        "task_loss", "Task loss", "Cross-entropy of the training tokens, without the auxiliary losses.",
-        "loss", "avg(task_loss)", "true", "nats", "task_loss",
-    ),
-    ("grad", "Gradient norm", "Before clipping.", "loss", "avg(grad_norm)", "true", "norm", "grad_norm"),
-    (
-        "entropy", "Least even visit", "Load entropy of the visit where it is lowest; 1: every expert gets its share.",
-        "router", "min(load_entropy_ratio)", "true", "ratio", "load_entropy_ratio",
-    ),
-    (
-        "maxvio", "Most overloaded expert", "MaxVio of the visit where it is largest; 0: balanced, 1: twice its share.",
-        "router", "max(maxvio_count)", "true", "MaxVio", "maxvio_count",
-    ),
-    (
-        "dead", "Experts without a token", "Within one traced step, all visits together.",
-        "router", "sum(dead_experts)", "true", "experts", "dead_experts",
-    ),
-    (
-        "growth", "Growth at the loop's end", "Norm of the state after the last pass over that before it.",
-        "transition", "arg_max(growth, to_pos)", _BOUNDARY, "growth", "growth",
-    ),
-    (
-        "delta", "Movement at the loop's end", "How far the last pass moves the state, as a share of it.",
-        "transition", "arg_max(relative_delta, to_pos)", _BOUNDARY, "relative delta", "relative_delta",
-    ),
-    (
-        "probe", "Loss on the probe corpus", "Comparable where both runs were probed on the same corpus.",
-        "probe_loss", "avg(loss_mean)", _WHOLE, "nats per token", "loss_mean",
-    ),
-)  # fmt: skip
 
 
 def comparison(runs: Sequence[Run], names: Sequence[str], by: Axis = "step") -> Part:
     """A part of its own, with a chart per quantity and a line per run, aligned by step or by tokens seen."""
     looks = [Look(run) for run in runs]
     told = unique(names)
-    charts = [chart for quantity in _QUANTITIES if (chart := _chart(looks, told, by, *quantity)) is not None]
+    gauges = [gauge for gauge in GAUGES.values() if gauge.title]
+    charts = [chart for gauge in gauges if (chart := _chart(looks, told, by, gauge)) is not None]
     aligned = "optimizer step" if by == "step" else "training tokens"
     section = Section(id="all", nav="All", title="Side by side", charts=charts, text=f"Aligned by {aligned}.")
     none = Findings(found=(), early=(), judged="", alerts=())
@@ -73,61 +48,68 @@ def unique(names: Sequence[str]) -> list[str]:
     return [name if short.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(short)]
 
 
-def _chart(
-    looks: Sequence[Look], names: Sequence[str], by: Axis, name: str, title: str, text: str, table: str, value: str,
-    only: str, unit: str, column: str,
-) -> Chart | None:  # fmt: skip
-    rows, notes, scopes = [], [], []
+def _chart(looks: Sequence[Look], names: Sequence[str], by: Axis, gauge: Gauge) -> Chart | None:
+    rows, notes, scopes, table = [], [], [], gauge.table
     for look, run in zip(looks, names, strict=True):
         if not look.has(table):
             notes.append(f"{run} has no row of the table {table}.")
             rows.append(_placeholder(by, run))
             continue
-        scope = look.scope(table)
-        scopes.append(scope.words)
-        source = (
-            f"(select step, {value} as v, max(tokens_seen) as tokens from {table} "
-            f"where {scope.where} and {only} group by step)"
-        )
+        scopes.append(look.scope(table).words)
         buckets = look.buckets(table, SERIES_BUCKETS)
-        found = look.thinned(source, ["v", "tokens"], buckets.per_bucket)
-        found = [r for r in found if r["v"] is not None]
-        placed = [r for r in found if r[by] is not None]
+        found = _points(look.run, gauge, buckets.per_bucket)
+        placed = [{by: at[by], "run": run, **values} for at, values in found if not math.isnan(at[by])]
         if len(placed) < len(found):
             notes.append(
                 f"{run}: {len(found) - len(placed)} of {len(found)} points have no number of tokens."
             )
-        rows += [
-            {by: r[by], "run": run, "value": r["v"], "low": r["v_min"], "high": r["v_max"]} for r in placed
-        ]
-        if not placed:
-            rows.append(_placeholder(by, run))
+        rows += placed or [_placeholder(by, run)]
         if buckets.note:
             notes.append(f"{run}: {buckets.note}")
-        notes += [f"{run}: {note}" for note in look.missing(table, (column,), only)]
+        notes += [f"{run}: {note}" for note in look.missing(table, (gauge.column,), gauge.condition)]
     if not scopes:
         return None
     return Chart(
-        id=name,
-        title=title,
-        text=text,
+        id=gauge.column,
+        title=gauge.title,
+        text=gauge.text,
         spec=lines(
-            y=unit,
+            y=gauge.axis,
             color="run",
             columns=2,
             label_limit=230,
             x=x_step() if by == "step" else x_step("training tokens", "tokens"),
         ),
-        data=Data.of(rows if any(row["value"] is not None for row in rows) else []),
-        metrics=((table, column),),
+        data=Data.of(rows if any(math.isfinite(row["value"]) for row in rows) else []),
+        metrics=((table, gauge.column),),
         scope=", ".join(dict.fromkeys(scopes)),
         notes=(*notes, *(_corpora(looks, names) if table == "probe_loss" else ())),
     )
 
 
+def _points(run: Run, gauge: Gauge, size: int) -> list[tuple[dict[str, float], dict[str, float]]]:
+    """Per bucket of `size` steps: where it is by step and by tokens; mean, smallest and largest value, NaN for null."""
+    columns = gauge_columns(run, (gauge,))
+    step, value, _ = evaluate_by_step(gauge, columns)
+    tokens = evaluate_by_step(replace(gauge, column="tokens_seen", how="max", place=""), columns).value
+    bucket = np.arange(len(step)) // size
+
+    def over(how: How, values: NDArray[np.float64]) -> list[float]:
+        summed = Gauge(key="", table="", column="value", how=how)
+        return list(evaluate_by_step(summed, {"step": bucket, "value": values}).value)
+
+    return [
+        ({"step": at, "tokens": seen}, {"value": mean, "low": low, "high": high})
+        for at, seen, mean, low, high in zip(
+            step[::size].tolist(), over("mean", tokens), over("mean", value), over("min", value), over("max", value),
+            strict=True,
+        )
+    ]  # fmt: skip
+
+
 def _placeholder(by: Axis, run: str) -> dict[str, Any]:
     """A row that is not drawn: a run keeps its colour in every picture, also after one that has no value."""
-    return {by: None, "run": run, "value": None, "low": None, "high": None}
+    return {by: math.nan, "run": run, "value": math.nan, "low": math.nan, "high": math.nan}
 
 
 def _corpora(looks: Sequence[Look], names: Sequence[str]) -> list[str]:

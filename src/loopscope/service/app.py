@@ -25,13 +25,13 @@ from loopscope.errors import ConfigError, LoopscopeError
 from loopscope.report.page import MOST_RUNS, asset, script_bundle
 from loopscope.report.part import shown_name
 from loopscope.service.access import Access, Guard
-from loopscope.service.answers import Json, encoded
-from loopscope.service.catalog import Catalog, Entry
+from loopscope.service.catalog import Catalog, CatalogEntry
 from loopscope.service.openapi import openapi
 from loopscope.service.prometheus import MOST_RUNS as MOST_GAUGED
 from loopscope.service.prometheus import exposition
-from loopscope.service.rows import rows, whole_number
-from loopscope.service.views import Views, steady
+from loopscope.service.responses import Json, encoded
+from loopscope.service.rows import number, rows
+from loopscope.service.views import CachedViews, steady
 
 _PER_PAGE = 50
 _SCRAPE_S = 5.0
@@ -46,7 +46,7 @@ def make_app(root: Path, *, access: Access | None = None, settings: Bounds = Non
     """
     if not root.is_dir():
         raise ConfigError(f"{root} is no folder, expected one that holds runs. Name it.")
-    service = _Service(Catalog(root), Views(settings))
+    service = _Service(Catalog(root), CachedViews(settings))
     routes = [
         Route("/", service.index),
         Route("/runs/{key}", service.page),
@@ -69,10 +69,10 @@ def make_app(root: Path, *, access: Access | None = None, settings: Bounds = Non
 
 
 class _Service:
-    def __init__(self, catalog: Catalog, views: Views) -> None:
+    def __init__(self, catalog: Catalog, views: CachedViews) -> None:
         self._catalog, self._views = catalog, views
 
-    async def _entry(self, key: str) -> Entry:
+    async def _entry(self, key: str) -> CatalogEntry:
         entry = await run_in_threadpool(self._catalog.find, key)
         if entry is None:
             raise HTTPException(404, "there is no such run; see /api/runs")
@@ -81,7 +81,7 @@ class _Service:
     async def index(self, request: Request) -> Response:
         entries = await run_in_threadpool(self._catalog.entries)
         pages = max(1, -(-len(entries) // _PER_PAGE))
-        page = min(pages, _bounded(request.query_params.get("page"), 1, pages))
+        page = min(pages, number(request.query_params, "page", 1, 1, pages))
         shown = entries[(page - 1) * _PER_PAGE : page * _PER_PAGE]
         states = await run_in_threadpool(lambda: [(entry, entry.state()) for entry in shown])
         nonce = secrets.token_urlsafe(16)
@@ -113,7 +113,7 @@ class _Service:
         state = "live" if any(state == "live" for _, state in found) else "finished"
         return Json({"version": "".join(version for version, _ in found), "state": state})
 
-    async def _several(self, request: Request) -> list[Entry]:
+    async def _several(self, request: Request) -> list[CatalogEntry]:
         keys = list(dict.fromkeys(request.query_params.getlist("run")))
         if not 2 <= len(keys) <= MOST_RUNS:
             raise ConfigError(f"got {len(keys)} runs, expected 2 to {MOST_RUNS}. Tick them in the list.")
@@ -147,7 +147,7 @@ class _Service:
         return Json(openapi(__version__))
 
     async def list_runs(self, request: Request) -> Response:
-        limit = _bounded(request.query_params.get("limit"), 100, 1000)
+        limit = number(request.query_params, "limit", 100, 1, 1000)
         entries = await run_in_threadpool(self._catalog.entries)
         found = await run_in_threadpool(lambda: [_described(entry) for entry in entries[:limit]])
         return Json({"runs": found, "total": len(entries), "truncated": len(entries) > len(found)})
@@ -181,21 +181,12 @@ class _Service:
         )
 
 
-def _described(entry: Entry) -> dict[str, Any]:
+def _described(entry: CatalogEntry) -> dict[str, Any]:
     created = None if entry.created is None else entry.created.isoformat()
     return {
         "key": entry.key, "name": entry.name, "run_id": entry.run_id, "place": entry.place, "created": created,
         "state": "unreadable" if entry.problem else entry.state(), "problem": entry.problem,
     }  # fmt: skip
-
-
-def _bounded(text: str | None, default: int, most: int) -> int:
-    if text is None:
-        return default
-    number = whole_number(text)
-    if number is None or not 1 <= number <= max(1, most):
-        raise ConfigError(f"got {text[:40]!r}, expected an integer from 1 to {max(1, most)}")
-    return number
 
 
 def _html(text: str, nonce: str) -> Response:

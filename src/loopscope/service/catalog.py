@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from loopscope.analysis.liveness import Liveness, liveness
@@ -22,7 +23,7 @@ _FRESH_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
+class CatalogEntry:
     """A run of the catalog."""
 
     key: str
@@ -46,16 +47,11 @@ class Entry:
 
     def version(self) -> str:
         """Changes whenever a file of the run does; "gone" where the folder is no more."""
-        digest = hashlib.sha256()
         try:
-            found = sorted(_signs(self.path))
+            signs = sorted(_signs(self.path))
         except OSError:
             return "gone"
-        if not found:
-            return "gone"
-        for sign in found:
-            digest.update(repr(sign).encode())
-        return digest.hexdigest()[:20]
+        return hashlib.sha256(repr(signs).encode()).hexdigest()[:20] if signs else "gone"
 
 
 class Catalog:
@@ -63,14 +59,14 @@ class Catalog:
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
-        self._entries: dict[str, Entry] = {}
-        self._seen: dict[Path, tuple[int, int, Entry]] = {}
+        self._entries: dict[str, CatalogEntry] = {}
+        self._seen: dict[Path, tuple[int, int, CatalogEntry]] = {}
         self._looked = -_FRESH_S
         self._lock = threading.Lock()
         self.truncated = False
         """True where more runs lie under the root than are listed."""
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[CatalogEntry]:
         """Every run, the newest first."""
         with self._lock:
             if time.monotonic() - self._looked >= _FRESH_S:
@@ -78,14 +74,14 @@ class Catalog:
                 self._looked = time.monotonic()
             return list(self._entries.values())
 
-    def find(self, key: str) -> Entry | None:
+    def find(self, key: str) -> CatalogEntry | None:
         """The run of a key; None where there is none (any more)."""
         self.entries()
         return self._entries.get(key)
 
     def _look(self) -> None:
-        found: list[Entry] = []
-        seen: dict[Path, tuple[int, int, Entry]] = {}
+        found: list[CatalogEntry] = []
+        seen: dict[Path, tuple[int, int, CatalogEntry]] = {}
         self.truncated = False
         for path, stat in _manifests(self.root):
             if len(found) >= _MOST:
@@ -100,19 +96,16 @@ class Catalog:
         found.sort(key=lambda e: (e.created is not None, e.created and e.created.timestamp()), reverse=True)
         self._entries = {entry.key: entry for entry in found}
 
-    def _entry(self, path: Path) -> Entry:
+    def _entry(self, path: Path) -> CatalogEntry:
         place = path.relative_to(self.root).as_posix()
         key = hashlib.sha256(os.fsencode(place)).hexdigest()[:16]
+        named = partial(CatalogEntry, key=key, path=path, place=place)
         try:
             manifest = read_manifest(path)
         except StoreError as error:
-            return Entry(
-                key=key, path=path, place=place, name=path.name, run_id="", created=None, problem=str(error)
-            )
+            return named(name=path.name, run_id="", created=None, problem=str(error))
         name = manifest.run_name or path.name
-        return Entry(
-            key=key, path=path, place=place, name=name, run_id=manifest.run_id, created=manifest.created
-        )
+        return named(name=name, run_id=manifest.run_id, created=manifest.created)
 
 
 def _manifests(root: Path) -> Iterator[tuple[Path, os.stat_result]]:

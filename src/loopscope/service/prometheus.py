@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from loopscope.service.catalog import Entry
-from loopscope.service.views import HEADLINES
+from loopscope.catalog.registry import GAUGES
+from loopscope.service.catalog import CatalogEntry
 
 MOST_RUNS = 50
 """Runs with gauges: live ones first, then the newest."""
@@ -17,11 +17,11 @@ _MOST_NAME = 120
 _GAUGES = {
     "step": "last optimizer step with a row of losses",
     "tokens_seen": "training tokens up to that step",
-    **{name: f"{sql} over the table {table} at its last step" for name, (table, sql) in HEADLINES.items()},
+    **{gauge.name: gauge.help for gauge in GAUGES.values() if gauge.headline},
 }
 
 
-def exposition(runs: Iterable[tuple[Entry, str, dict[str, Any]]], listed: int) -> str:
+def exposition(runs: Iterable[tuple[CatalogEntry, str, dict[str, Any]]], listed: int) -> str:
     """Gauges of (entry, state, headline) triples; a value that is not known has no sample.
 
     Args:
@@ -50,7 +50,7 @@ def _head(name: str, said: str) -> list[str]:
     return [f"# HELP loopscope_{name} {said}", f"# TYPE loopscope_{name} gauge"]
 
 
-def _labels(entry: Entry) -> str:
+def _labels(entry: CatalogEntry) -> str:
     return f'run="{_escaped(entry.name[:_MOST_NAME])}",key="{entry.key}"'
 
 

@@ -34,10 +34,10 @@ def rows(run: Run, table: str, query: Mapping[str, str]) -> dict[str, Any]:
         )
     if len(columns) > MOST_COLUMNS:
         raise ConfigError(f"got {len(columns)} columns, expected {MOST_COLUMNS} at most; ask twice")
-    limit = _number(query, "limit", 1000, 1, MOST_ROWS)
+    limit = number(query, "limit", 1000, 1, MOST_ROWS)
     where = "true"
     if "step" in known:
-        where = f"step between {_number(query, 'from', 0)} and {_number(query, 'to', 2**62)}"
+        where = f"step between {number(query, 'from', 0)} and {number(query, 'to', 2**62)}"
     if table not in run.tables:
         return {"table": table, "columns": columns, "rows": [], "truncated": False}
     order = "step" if "step" in known else "attempt"
@@ -47,7 +47,12 @@ def rows(run: Run, table: str, query: Mapping[str, str]) -> dict[str, Any]:
     return {"table": table, "columns": columns, "rows": found[:limit], "truncated": len(found) > limit}
 
 
-def _number(query: Mapping[str, str], name: str, default: int, least: int = 0, most: int = 2**62) -> int:
+def number(query: Mapping[str, str], name: str, default: int, least: int = 0, most: int = 2**62) -> int:
+    """A whole number of a query.
+
+    Raises:
+        ConfigError: it is none, or out of bounds.
+    """
     text = query.get(name)
     if text is None:
         return default

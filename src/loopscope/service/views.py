@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
@@ -14,75 +12,53 @@ import duckdb
 
 from loopscope.alerts import Bounds
 from loopscope.analysis import Run, open_run
+from loopscope.analysis.gauges import last_values
 from loopscope.analysis.health_findings import findings
-from loopscope.analysis.records import records, value
+from loopscope.analysis.records import records
 from loopscope.analysis.scope import scope_of
+from loopscope.catalog.registry import GAUGES
 from loopscope.errors import StoreError
 from loopscope.report.compare import Axis, comparison
 from loopscope.report.page import render
 from loopscope.report.part import part_of, plain_charts, shown_name
-from loopscope.service.answers import Json
-from loopscope.service.catalog import Entry
-from loopscope.service.kept import Kept
+from loopscope.service.cache import ResultCache
+from loopscope.service.catalog import CatalogEntry
+from loopscope.service.responses import Json
 
 T = TypeVar("T")
 _KEPT = 512
 _KEPT_BYTES = 128 << 20
-
-# Name of the gauge → (table, SQL over the last step's rows)
-HEADLINES = {
-    "loss_task": ("loss", "any_value(task_loss)"),
-    "loss_total": ("loss", "any_value(total_loss)"),
-    "moe_lb_loss": ("loss", "any_value(lb_loss)"),
-    "moe_maxvio_max": ("router", "max(maxvio_count)"),
-    "moe_dead": ("router", "sum(dead_experts)"),
-    "moe_load_entropy_min": ("router", "min(load_entropy_ratio)"),
-    "moe_z_mean": ("router", "avg(z_mean)"),
-    "moe_logit_abs_max": ("router", "max(logit_abs_max)"),
-    "loop_relative_delta_last": (
-        "transition",
-        "arg_max(relative_delta, to_pos) filter (kind = 'step_boundary')",
-    ),
-    "loop_growth_last": ("transition", "arg_max(growth, to_pos) filter (kind = 'step_boundary')"),
-    "loop_token_corr_last": ("residual", "arg_max(token_correlation, unrolled_pos) filter (block = 'loop')"),
-    "probe_loss": ("probe_loss", "any_value(loss_mean) filter (stratum_kind = 'all')"),
-}
+_SMALL = 4096
 
 
-class Views:
+class CachedViews:
     """Results by run and by the version of its files, made once for all who ask; the least recently asked ones go."""
 
     def __init__(self, bounds: Bounds = None) -> None:
         self._bounds = bounds
         # Stands where each answer's own nonce goes; nobody can guess it, so that no name of a run can hold it.
         self._nonce = secrets.token_hex(16)
-        self.kept = Kept(most=_KEPT, most_bytes=_KEPT_BYTES)
+        self.cache = ResultCache(most=_KEPT, most_bytes=_KEPT_BYTES)
         """What is kept, and how large it is."""
 
-    async def page(self, entry: Entry, nonce: str) -> str:
+    async def page(self, entry: CatalogEntry, nonce: str) -> str:
         """The run's page, for scripts that have `nonce`."""
-        return (await self._shown(entry)).page.replace(self._nonce, nonce)
+        return (await self._shown(entry))[0].replace(self._nonce, nonce)
 
-    async def charts(self, entry: Entry) -> bytes:
+    async def charts(self, entry: CatalogEntry) -> bytes:
         """The run's charts and their data, as JSON."""
-        return (await self._shown(entry)).charts
+        return (await self._shown(entry))[1]
 
-    async def comparison(self, entries: Sequence[Entry], by: Axis, nonce: str) -> str:
+    async def comparison(self, entries: Sequence[CatalogEntry], by: Axis, nonce: str) -> str:
         """The page that compares runs."""
         keys = [entry.key for entry in entries]
         live = "/api/compare/version?" + urlencode([("run", key) for key in keys])
 
         def make() -> str:
-            runs = [open_run(entry.path) for entry in entries]
-            return render(
-                [],
-                comparison(runs, [shown_name(e.name) for e in entries], by),
-                "",
-                live=live,
-                nonce=self._nonce,
-            )
+            part = comparison([open_run(e.path) for e in entries], [shown_name(e.name) for e in entries], by)
+            return render([], part, "", live=live, nonce=self._nonce)
 
-        page = await self.kept.get(
+        page = await self.cache.get(
             ("comparison", by, *keys),
             lambda: "".join(entry.version() for entry in entries),
             lambda: steady(entries, make),
@@ -90,37 +66,42 @@ class Views:
         )
         return page.replace(self._nonce, nonce)
 
-    async def headline(self, entry: Entry) -> dict[str, Any]:
+    async def headline(self, entry: CatalogEntry) -> dict[str, Any]:
         """The run's last values and alerts, in a few small queries."""
-        return await self.kept.get(
+        return await self.cache.get(
             ("headline", entry.key),
             entry.version,
             lambda: steady([entry], lambda: headline(open_run(entry.path), self._bounds)),
-            _small,
+            lambda _: _SMALL,
         )
 
-    async def version(self, entry: Entry) -> tuple[str, str]:
+    async def version(self, entry: CatalogEntry) -> tuple[str, str]:
         """A text that changes whenever the run's files do, and its state; looked at once for all who ask at a time."""
-        return await self.kept.get(
-            ("version", entry.key), _never_twice, lambda: (entry.version(), entry.state()), _small
+        # A version that never comes twice: nothing that was made before is taken.
+        return await self.cache.get(
+            ("version", entry.key),
+            lambda: secrets.token_hex(8),
+            lambda: (entry.version(), entry.state()),
+            lambda _: _SMALL,
         )
 
-    async def _shown(self, entry: Entry) -> _Shown:
-        return await self.kept.get(
+    async def _shown(self, entry: CatalogEntry) -> tuple[str, bytes]:
+        """Page and charts. The text is kept, not the part: its rows as Python objects take twenty times the memory."""
+
+        def make() -> tuple[str, bytes]:
+            part = part_of(open_run(entry.path), "r0", self._bounds)
+            page = render([part], None, "", live=f"/api/runs/{entry.key}/version", nonce=self._nonce)
+            return page, bytes(Json(plain_charts(part)).body)
+
+        return await self.cache.get(
             ("page", entry.key),
             entry.version,
-            lambda: steady([entry], lambda: self._show(entry)),
-            _Shown.size,
+            lambda: steady([entry], make),
+            lambda made: sum(map(len, made)),
         )
 
-    def _show(self, entry: Entry) -> _Shown:
-        part = part_of(open_run(entry.path), "r0", self._bounds)
-        page = render([part], None, "", live=f"/api/runs/{entry.key}/version", nonce=self._nonce)
-        # The text is kept, not the part: its rows as Python objects take twenty times the memory.
-        return _Shown(page=page, charts=bytes(Json(plain_charts(part)).body))
 
-
-def steady(entries: Sequence[Entry], read: Callable[[], T]) -> T:
+def steady(entries: Sequence[CatalogEntry], read: Callable[[], T]) -> T:
     """What `read` gives; tried again where files went away under it.
 
     Raises:
@@ -143,37 +124,22 @@ def steady(entries: Sequence[Entry], read: Callable[[], T]) -> T:
     raise AssertionError
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Shown:
-    page: str
-    charts: bytes
-
-    def size(self) -> int:
-        return len(self.page) + len(self.charts)
-
-
-def _small(result: object) -> int:
-    return 4096
-
-
-def _never_twice() -> str:
-    return secrets.token_hex(8)
-
-
 def headline(run: Run, bounds: Bounds = None) -> dict[str, Any]:
-    """Plain values for the list, the API and the gauges; what is not known is null."""
+    """Plain values for the list, the API and the gauges; what is null, or not known, is None.
+
+    `scope` says in words whose rows the losses are, `skipped` of each gauge how many null rows it left out.
+    """
     found: dict[str, Any] = {"step": None, "tokens_seen": None, "wall_time": None}
-    for row in _last(
-        run, "loss", "max(step) as step, max(tokens_seen) as tokens_seen, max(wall_time) as wall_time"
-    ):
-        found |= row
+    if "loss" in run.tables:
+        scope = scope_of(run, "loss")
+        newest = f"from loss where {scope.where} order by step desc limit 1"
+        found |= next(records(run, f"select {', '.join(found)} {newest}"), {})
+        found["scope"] = scope.words
     if found["wall_time"] is not None:
         found["wall_time"] = found["wall_time"].isoformat()
-    for table in dict.fromkeys(table for table, _ in HEADLINES.values()):
-        wanted = ", ".join(f"{sql} as {name}" for name, (of, sql) in HEADLINES.items() if of == table)
-        for row in _last(run, table, wanted):
-            found |= {name: _finite(cell) for name, cell in row.items()}
-    found = {**dict.fromkeys(HEADLINES), **found}
+    last = last_values(run)
+    found |= {GAUGES[key].name: at.value for key, at in last.items()}
+    found["skipped"] = {GAUGES[key].name: at.skipped for key, at in last.items() if at.skipped}
     result = findings(run, bounds)
     found["health"] = result.state
     found["findings"] = [
@@ -181,19 +147,3 @@ def headline(run: Run, bounds: Bounds = None) -> dict[str, Any]:
         for f in result.found
     ]
     return found
-
-
-def _finite(cell: Any) -> float | None:
-    return float(cell) if cell is not None and math.isfinite(cell) else None
-
-
-def _last(run: Run, table: str, wanted: str) -> list[dict[str, Any]]:
-    if table not in run.tables:
-        return []
-    where = scope_of(run, table).where
-    step = value(run, f"select max(step) from {table} where {where}")
-    return (
-        []
-        if step is None
-        else list(records(run, f"select {wanted} from {table} where {where} and step = {step}"))
-    )

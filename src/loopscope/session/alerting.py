@@ -30,7 +30,7 @@ def alerting_writer(
         store: the run.
         config: of the run.
         sinks: name → what delivers a notice.
-        context: of the attempt. Rank 0 alone speaks; the others' events go to their logs.
+        context: of the attempt. Rank 0 alone sends notices; the others' alerts go to their logs.
         parent_attempt: the attempt of this run whose checkpoint was loaded; None at a fresh start.
     """
     speaks = context.rank == 0

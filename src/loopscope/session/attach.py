@@ -72,7 +72,7 @@ def attach(
         mirror: URL or absolute path at which a copy of everything sealed is kept; empty for nowhere.
         trackers: "wandb", "tensorboard", or what another package registered; a W&B run that is under way is written
             into, not another one started.
-        alerts: bounds of the alert rules, and where an alert is told besides the log and the health table.
+        alerts: bounds of the alert rules, and where alerts are sent besides the log and the health table.
         options: passed to the adapter, such as `valid` (a function of the forward's arguments that gives the [B, S]
             mask of tokens that are no padding).
 

@@ -1,4 +1,4 @@
-"""A model under observation: counts steps, hands traced forwards to the collector, lets go at the end."""
+"""An attached model: counts steps, hands traced forwards to the collector, removes its hooks at the end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from loopscope.capture.runtime import Watch
+from loopscope.capture.runtime import ForwardObserver
 from loopscope.capture.visits import promised_meta
 from loopscope.errors import ConfigError, TraceError
 from loopscope.session.custom import CustomMetrics
@@ -53,7 +53,7 @@ class Attachment:
         self._microbatches = settings.num_microbatches
         self._microbatch = -1
         self._by_hand = False
-        self._watch: Watch | None = None
+        self._observer: ForwardObserver | None = None
         self._losses = LossLog()
         self._lr: float | None = None
         self._custom: CustomMetrics | None = None
@@ -92,7 +92,7 @@ class Attachment:
                 parent_run_id=self._session.run_id if resumed else None,
                 parent_attempt=self._session.last_attempt if resumed else None,
             )
-            self._watch = Watch(
+            self._observer = ForwardObserver(
                 self.adapter, wanted=self._wanted, deliver=self._deliver, ended=self._after_forward
             )
         except BaseException:
@@ -103,12 +103,12 @@ class Attachment:
 
     def close(self) -> None:
         """Remove the hooks, write what is left. A second call does nothing."""
-        watch, self._watch = self._watch, None
-        if watch is None:
+        observer, self._observer = self._observer, None
+        if observer is None:
             return
         _ATTACHED.discard(id(self.adapter.model))
         try:
-            watch.remove()
+            observer.remove()
         finally:
             try:
                 self._write_losses(self.step + 1)
@@ -182,7 +182,7 @@ class Attachment:
         Raises:
             TraceError: the plan promises no number of calls, and nothing was recorded yet.
         """
-        meta = None if self._watch is None else self._watch.last_meta
+        meta = None if self._observer is None else self._observer.last_meta
         meta = meta or promised_meta(self.adapter.plan)
         if meta is None:
             raise TraceError(

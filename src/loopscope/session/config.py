@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from loopscope.alerts import AlertConfig
 from loopscope.errors import ConfigError
-from loopscope.store.mirror import check_mirror
+from loopscope.store.mirror.address import check_mirror
 from loopscope.trackers import check_trackers
 
 OnError = Literal["record", "raise"]
@@ -19,7 +19,7 @@ class LoopscopeConfig:
     """What loopscope does in a run. Public name: `Loopscope.Config`."""
 
     out: Path
-    """Folder of the run. No default: nothing is ever written to a place nobody named."""
+    """Folder of the run. No default: nothing is written to a folder that was not named."""
     run_name: str = ""
     """Name for people; empty means the folder's name. The identity is `run_id`, made by loopscope."""
     trace_every: int = 10
@@ -39,7 +39,7 @@ class LoopscopeConfig:
     """Where a copy of everything sealed is kept: a URL such as ``s3://bucket/runs/one``, or an absolute path. An upload
     that fails is a health row and is tried again. Empty: nowhere."""
     alerts: AlertConfig = field(default_factory=AlertConfig)
-    """The alert rules' bounds, and where an alert is told besides the log and the health table."""
+    """The alert rules' bounds, and where alerts are sent besides the log and the health table."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "out", Path(self.out))

@@ -1,4 +1,4 @@
-"""Losses that a model's output tells, kept as device scalars until a step may read them."""
+"""Losses from the model's output, kept as device scalars until they may be read without waiting."""
 
 from __future__ import annotations
 

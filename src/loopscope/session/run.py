@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import loopscope
 from loopscope.alerts import NoticeSink
@@ -21,10 +21,11 @@ from loopscope.collect import (
 from loopscope.errors import CheckpointMismatchError, TraceError
 from loopscope.session.alerting import alerting_writer, with_alerts
 from loopscope.session.config import LoopscopeConfig
+from loopscope.session.protocols import Decide, Encoded, TracedModel
 from loopscope.session.schedule import is_probe_step, is_trace_step
 from loopscope.store import RunStore
 from loopscope.store.attempts import read_attempts
-from loopscope.store.mirror import refuse_mirror
+from loopscope.store.mirror.address import refuse_mirror
 from loopscope.trace import TraceMeta, VisitSpec
 from loopscope.trackers import TrackerStart, TrackingWriter, start_trackers
 
@@ -33,47 +34,8 @@ T = TypeVar("T")
 _REPORTED = ("torch", "torchtitan", "transformers", "numpy", "pyarrow")
 
 
-class Decide(Protocol):
-    """Runs a function on rank 0 and gives its result, or its exception, to every rank."""
-
-    def __call__(self, make: Callable[[], T], /) -> T:
-        """Collective: every rank calls it."""
-        ...
-
-
-class TracedModel(Protocol):
-    """A model that knows the trace contract."""
-
-    def expected_visits(self) -> tuple[VisitSpec, ...]:
-        """Every visit of one forward at the largest R."""
-        ...
-
-    def trace_meta(self) -> TraceMeta:
-        """R and L of the next forward, and how they were counted."""
-        ...
-
-
-class Encoded(Protocol):
-    """The parts of an encoded probe corpus that rows carry."""
-
-    @property
-    def name(self) -> str:
-        """Name of the corpus."""
-        ...
-
-    @property
-    def corpus_hash(self) -> str:
-        """Hash over its tokens."""
-        ...
-
-    @property
-    def strata(self) -> Mapping[str, Any]:
-        """Stratum kind → one stratum per document."""
-        ...
-
-
 class Loopscope:
-    """One process's part in a run, in three moves: `open`, `begin_attempt`, `close`.
+    """One process's part in a run, in three calls: `open`, `begin_attempt`, `close`.
 
     `open` creates or finds the run directory. `begin_attempt` comes in the first training step, when it is known
     which checkpoint was loaded; from then on `collector` is there. In a plain single-process loop `start(model)`
@@ -150,7 +112,9 @@ class Loopscope:
         self._expected, self._reducer = tuple(expected_visits), reducer
 
         def create() -> str:
-            self._sinks = self.config.alerts.sinks()  # what cannot be told stops the run before it is there
+            self._sinks = (
+                self.config.alerts.sinks()
+            )  # a wrong destination stops the run before its folder exists
             if self.config.mirror and not self.config.resume:
                 refuse_mirror(self.config.mirror, self.config.out, None)
             self._store = self._create(meta, dict(configuration or {}))
@@ -239,7 +203,7 @@ class Loopscope:
                 store.mirror_to(self.config.mirror, only=writer.name)
         alerting = None
         if writes and self.config.alerts.enabled:
-            # The rules look at what is written: a health row and a line of the log where one is broken for long.
+            # The rules read the rows on their way to the store; an alert is a health row and a log line.
             writer = alerting = alerting_writer(
                 writer, store, self.config, sinks=self._sinks, context=context, parent_attempt=own_parent
             )
@@ -351,9 +315,6 @@ class Loopscope:
             configuration={"loopscope": self.config.as_plain(), "trainer": configuration},
             versions=_versions(),
         )
-
-
-Session = Loopscope
 
 
 def _alone(make: Callable[[], T], /) -> T:

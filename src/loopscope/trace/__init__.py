@@ -5,7 +5,6 @@ from loopscope.trace.leak import TraceWatch, assert_trace_released, watch_trace
 from loopscope.trace.legacy import legacy_trace_point_factory
 from loopscope.trace.point import (
     ACCEPTED_LOOP_AXIS_PROVENANCES,
-    BLOCKS,
     LOOP_AXIS_PROVENANCE,
     ROUTER_FIELDS,
     ROUTER_LOGITS_ARE_PRESOFTMAX,
@@ -23,7 +22,6 @@ from loopscope.trace.streaming import StreamingWindow
 __all__ = [
     "ACCEPTED_LOOP_AXIS_PROVENANCES",
     "ACTIVE_TRACE_SINK",
-    "BLOCKS",
     "LOOP_AXIS_PROVENANCE",
     "ROUTER_FIELDS",
     "ROUTER_LOGITS_ARE_PRESOFTMAX",

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 PATIENCE = 3
-"""The so-manieth interrupt takes effect at once: whoever presses that often does not want to wait."""
+"""This many interrupts take effect at once instead of at the end of the probe."""
 
 
 @contextmanager

@@ -64,7 +64,7 @@ class TraceWatch:
         self._since = _next_node()
 
     def assert_released(self, storages: bool = True) -> None:
-        """Raise unless everything that the sink held has been let go. The caller clears the sink before.
+        """Raise unless everything that the sink held has been released. The caller clears the sink before.
 
         Args:
             storages: False right after a callback: no trace tensor or TracePoint object is alive, and nothing

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 from loopscope.errors import TraceError
 
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 Block = Literal["head", "loop", "tail"]
 ScoreFunc = Literal["softmax", "sigmoid"]
-
-BLOCKS: tuple[str, ...] = get_args(Block)
 
 ROUTER_LOGITS_ARE_PRESOFTMAX = True
 """`TracePoint.router_logits` are raw router outputs; nothing was normalised."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -54,14 +54,14 @@ def run_probe_forward(
         model: ``model(input_ids)`` returns logits [B, S, V], or a tuple that starts with them. Wrap a model
             that needs more arguments.
         input_ids: integer token ids [B, S], on the model's device.
-        collector: hears ``on_probe_step(step, sink, meta, per_token_loss)`` once per probe. One that has a
+        collector: gets ``on_probe_step(step, sink, meta, per_token_loss)`` once per probe. One that has a
             method ``probe_window() -> StreamingWindow`` gets each visit as it happens, and the window, empty,
             as the sink: the memory of a probe then does not grow with the number of visits.
         step: the optimizer step whose parameters are probed (0: the initial ones).
         meta: default is the model's own ``trace_meta()``, asked after the forward.
         context: makes the context that each forward runs in, such as the trainer's own.
         batch_size: documents per forward; None runs all at once. With several forwards the points of a
-            visit are joined along B (copies, one visit after the other), so that the collector still hears
+            visit are joined along B (copies, one visit after the other), so that the collector still gets
             one point per visit: this bounds the activations of the forward, not the size of the trace.
 
     Returns:
@@ -141,11 +141,8 @@ def _run_chunk(
             seen.stream.begin_forward()
         ACTIVE_TRACE_SINK.arm(seen.stream)
     try:
-        with context():
+        with model_forward(context):
             logits = logits_of(model(ids))
-    except Exception as error:
-        mark_probe_forward(error)
-        raise
     finally:
         window = ACTIVE_TRACE_SINK.disarm()
     if window is None or seen.error is not None:
@@ -169,13 +166,19 @@ def _width(window: TraceWindow) -> int | None:
     return next((point.residual.shape[-1] for point in window.values()), None)
 
 
-def mark_probe_forward(error: Exception) -> None:
-    """Note on `error` that it left the model's own forward, for `raised_in_probe_forward`."""
-    # An output that is no logits is found on every rank alike, after the collectives: no rank waits.
-    if isinstance(error, ProbeError):
-        return
-    error.add_note("raised in the model's own forward, during a loopscope probe")
-    setattr(error, _PHASE, True)
+@contextmanager
+def model_forward(context: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+    """Around a forward of the model during a probe, in the trainer's own `context`: what it raises is marked as its
+    own, for `raised_in_probe_forward`."""
+    try:
+        with context():
+            yield
+    except ProbeError:
+        raise  # An output that is no logits is found on every rank alike, after the collectives: no rank waits.
+    except Exception as error:
+        error.add_note("raised in the model's own forward, during a loopscope probe")
+        setattr(error, _PHASE, True)
+        raise
 
 
 def _hand_over(

@@ -17,7 +17,7 @@ _PER_TOKEN = tuple(name for name in TENSOR_FIELDS if name != "expert_bias")
 def join_windows(windows: list[TraceWindow]) -> TraceWindow:
     """One window with every visit's tensors joined along B; empties `windows`.
 
-    A single window is handed on as it is. Otherwise the parts of a visit are let go as soon as they are
+    A single window is handed on as it is. Otherwise the parts of a visit are released as soon as they are
     joined, so that no more than one visit exists twice.
 
     Raises:

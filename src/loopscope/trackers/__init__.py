@@ -13,9 +13,8 @@ A new tracker is one file in `backends/`, or an entry point of the group `loopsc
 from loopscope.trackers.budget import KEY_LIMIT, KeyBudget
 from loopscope.trackers.guard import GuardedTracker
 from loopscope.trackers.protocol import StepValues, Tracker, TrackerStart, VisitTable
-from loopscope.trackers.registry import check_trackers, known_trackers
-from loopscope.trackers.start import start_trackers
-from loopscope.trackers.writer import TrackingWriter
+from loopscope.trackers.registry import check_trackers, known_trackers, start_trackers
+from loopscope.trackers.writer import TrackerObserver, TrackingWriter
 
 __all__ = [
     "KEY_LIMIT",
@@ -23,6 +22,7 @@ __all__ = [
     "KeyBudget",
     "StepValues",
     "Tracker",
+    "TrackerObserver",
     "TrackerStart",
     "TrackingWriter",
     "VisitTable",

@@ -6,15 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from loopscope.trackers import values
 from loopscope.trackers.protocol import StepValues
+from loopscope.trackers.scalars import of_step
 from loopscope.trackers.visits import NEEDED, TableSchedule, visit_table
 
 Row = Mapping[str, Any]
 
 _TRACE = ("router", "residual", "transition")
-_PROBE = ("probe_loss", "probe_overlap")
-_PROBE_COLUMNS = ("stratum_kind", "stratum", "loss_mean", "topk_overlap")
 _ERRORS = ("error", "visit_failed")
 _WAITING = 2  # A traced step's losses have come when the trace after it was written.
 
@@ -22,7 +20,6 @@ _WAITING = 2  # A traced step's losses have come when the trace after it was wri
 @dataclass(slots=True)
 class _Step:
     tables: dict[str, list[Row]] = field(default_factory=dict)
-    loss: Row | None = None
     tokens: float | None = None
 
 
@@ -55,22 +52,24 @@ class StepAssembler:
         """
         if row.get("aggregation_scope", self._scope) != self._scope:
             return
+        if table not in NEEDED:
+            return
         step = row["step"]
+        held = self._steps.setdefault(step, _Step())
+        if row.get("tokens_seen") is not None:
+            held.tokens = float(row["tokens_seen"])
+        # Only what is needed: a row of a wide layer holds lists of hundreds of experts.
+        kept = {name: row[name] for name in NEEDED[table] if name in row}
+        held.tables.setdefault(table, []).append(kept)
         if table == "loss":
-            self._of(step, row).loss = {**row}
             yield from self._up_to(step, dropped)
-        elif table in _TRACE:
-            self._keep(table, row, NEEDED)
-            if step not in self._traced:
-                self._traced.append(step)
-                if len(self._traced) > _WAITING:
-                    yield from self._up_to(self._traced[0], dropped)
-        elif table in _PROBE:
-            self._keep(table, row, _PROBE_COLUMNS)
+        elif table in _TRACE and step not in self._traced:
+            self._traced.append(step)
+            if len(self._traced) > _WAITING:
+                yield from self._up_to(self._traced[0], dropped)
         elif table == "health":
             self._events += row.get("severity") in ("warn", "critical")
             self._errors += row.get("event") in _ERRORS
-            self._keep(table, row, ("event", "value"))
 
     def finish(self, dropped: int = 0) -> Iterator[StepValues]:
         """The steps that are left; the table of the last trace too, if it was not shown."""
@@ -78,17 +77,6 @@ class StepAssembler:
         last, self._unshown = self._unshown, None
         if last is not None:
             yield StepValues(step=last.step, scalars={}, visits=last.visits, show_table=True)
-
-    def _of(self, step: int, row: Row) -> _Step:
-        found = self._steps.setdefault(step, _Step())
-        if row.get("tokens_seen") is not None:
-            found.tokens = float(row["tokens_seen"])
-        return found
-
-    def _keep(self, table: str, row: Row, columns: Any) -> None:
-        # Only what is needed: a row of a wide layer holds lists of hundreds of experts.
-        kept = {name: row[name] for name in columns if name in row}
-        self._of(row["step"], row).tables.setdefault(table, []).append(kept)
 
     def _up_to(self, last: int, dropped: int) -> Iterator[StepValues]:
         self._traced = [step for step in self._traced if step > last]
@@ -98,13 +86,10 @@ class StepAssembler:
                 yield made
 
     def _values(self, step: int, held: _Step, dropped: int) -> StepValues | None:
-        scalars = values.of_trace(held.tables) | values.of_probe(held.tables)
-        scalars |= values.of_health(held.tables.get("health", ()))
-        if held.loss is not None:
-            scalars |= values.of_loss(held.loss)
+        scalars = of_step(held.tables)
         if not scalars:
             return None
-        if "health/coverage" in scalars or held.loss is not None:
+        if "health/coverage" in scalars or "loss" in held.tables:
             scalars |= {"health/events": float(self._events), "health/dropped": float(dropped + self._errors)}
         scalars["loopscope/attempt"] = float(self._attempt)
         if held.tokens is not None:

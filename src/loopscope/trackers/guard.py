@@ -12,7 +12,7 @@ from loopscope.alerts import AlertNotice
 from loopscope.collect.faults import describe
 from loopscope.trackers.budget import KeyBudget
 from loopscope.trackers.protocol import StepValues, Tracker
-from loopscope.trackers.values import CORE_KEYS
+from loopscope.trackers.scalars import CORE_KEYS
 
 _log = logging.getLogger("loopscope.trackers")
 
@@ -97,7 +97,8 @@ class GuardedTracker:
             self.missed += 1
             return
         values = dataclasses.replace(values, scalars=self._budget.admit(values.scalars))
-        self._count_keys()
+        if self._budget.refused and not self._told_keys:
+            self._tell_keys()
         try:
             self._hand_over(self._tracker, values)
             self._in_a_row = 0
@@ -169,10 +170,6 @@ class GuardedTracker:
             )
         elif self._failures == 1:
             self._say("tracker_failed", f"lost the values of a step: {describe(error)}", count=1)
-
-    def _count_keys(self) -> None:
-        if self._budget.refused and not self._told_keys:
-            self._tell_keys()
 
     def _tell_keys(self) -> None:
         refused = self._budget.refused

@@ -1,42 +1,36 @@
-"""Which trackers there are: one file each in `backends/`, and those that other packages register."""
+"""Which trackers there are, one file each in `backends/` and those that other packages register; and their start."""
 
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal, Protocol, cast
 
 from loopscope.errors import ConfigError, UnsupportedError
 from loopscope.trackers import backends
+from loopscope.trackers.budget import KEY_LIMIT
+from loopscope.trackers.guard import GuardedTracker, Tell
 from loopscope.trackers.protocol import Tracker, TrackerStart
+
+OF_THE_TRAINER = 23
+"""Keys that are left to a trainer in a tracker that it shares: torchtitan has 17, and 6 of its validation."""
 
 ENTRY_POINTS = "loopscope.trackers"
 """Entry-point group of third parties: tracker name → a module like those in `backends/`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """A tracker that can be started."""
+class Backend(Protocol):
+    """What a file of `backends/` has, and what another package registers. Optional: `PACKAGES`, the modules that it
+    imports; `INSTALL`, what to do when one is missing."""
 
-    name: str
-    module: Any
-    """Has `start(TrackerStart) -> Tracker`; `PACKAGES`, the modules that it imports; `INSTALL`, what to do when one
-    is missing."""
-
-    def missing(self) -> list[str]:
-        """Modules that it needs and that are not installed."""
-        return [name for name in getattr(self.module, "PACKAGES", ()) if not _is_installed(name)]
-
-    @property
-    def start(self) -> Callable[[TrackerStart], Tracker]:
-        """Starts it."""
-        started: Callable[[TrackerStart], Tracker] = self.module.start
-        return started
+    def start(self, begin: TrackerStart, /) -> Tracker:
+        """Start the tracker."""
+        ...
 
 
 @cache
@@ -52,7 +46,7 @@ def backend(name: str) -> Backend:
         ConfigError: there is no such tracker, or what is registered under its name is none.
     """
     if name in _built_in():
-        return Backend(name, import_module(f"{backends.__name__}.{name}"))
+        return cast(Backend, import_module(f"{backends.__name__}.{name}"))
     point = _registered().get(name)
     if point is None:
         known = ", ".join(known_trackers())
@@ -60,13 +54,13 @@ def backend(name: str) -> Backend:
             f"trackers names {name!r}, expected some of {known}. Another package can register a tracker under the "
             f"entry point group {ENTRY_POINTS}."
         )
-    module = point.load()
+    module: Backend = point.load()
     if not callable(getattr(module, "start", None)):
         raise ConfigError(
             f"the tracker {name!r} is registered as {point.value}, which has no start(TrackerStart); expected a "
             "module, or an object, that has it."
         )
-    return Backend(name, module)
+    return module
 
 
 def check_trackers(names: Iterable[str]) -> tuple[str, ...]:
@@ -82,13 +76,48 @@ def check_trackers(names: Iterable[str]) -> tuple[str, ...]:
     unique = tuple(dict.fromkeys(given))
     for name in unique:
         found = backend(name)
-        if missing := found.missing():
-            what = getattr(found.module, "INSTALL", f"pip install {' '.join(missing)}")
+        if missing := [one for one in getattr(found, "PACKAGES", ()) if not _is_installed(one)]:
+            what = getattr(found, "INSTALL", f"pip install {' '.join(missing)}")
             raise UnsupportedError(
                 f"trackers names {name!r}, but {' and '.join(missing)} cannot be imported; expected it to be "
                 f"installed. Run: {what}"
             )
     return unique
+
+
+def start_trackers(
+    names: Iterable[str],
+    start: TrackerStart,
+    *,
+    shared: Mapping[str, Any],
+    on_error: Literal["record", "raise"],
+    tell: Tell,
+) -> list[GuardedTracker]:
+    """Start each tracker; one that fails is told and off, or raises under "raise".
+
+    Args:
+        names: checked by `check_trackers`.
+        start: what all of them know.
+        shared: tracker name → what the trainer started and it writes into; an exception where the trainer could
+            not start it, which is then told.
+        on_error: "record" or "raise".
+        tell: writes a health row.
+    """
+    started = []
+    for name in names:
+        handle = shared.get(name)
+        limit = KEY_LIMIT if handle is None else KEY_LIMIT - OF_THE_TRAINER
+        own = replace(start, shared=handle, key_limit=limit)
+        guarded = GuardedTracker(name, partial(_start, name, own), limit=limit, on_error=on_error, tell=tell)
+        guarded.start()
+        started.append(guarded)
+    return started
+
+
+def _start(name: str, start: TrackerStart) -> Tracker:
+    if isinstance(start.shared, Exception):
+        raise start.shared
+    return backend(name).start(start)
 
 
 def _is_installed(name: str) -> bool:

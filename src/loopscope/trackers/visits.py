@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from loopscope.catalog.registry import TABLES
+from loopscope.catalog.rows import columns_of, evenly, visit_labels
 from loopscope.trackers.protocol import VisitTable
 
 Row = Mapping[str, Any]
@@ -18,26 +20,29 @@ GROWTH = 1.25
 where routing changes fast."""
 
 _KEYS = ("block", "unrolled_pos", "loop_step", "layer_idx", "num_experts", "top_k")
-_ROUTER = (
-    "load_entropy_ratio",
-    "maxvio_count",
-    "dead_experts",
-    "token_entropy_ratio",
-    "mutual_information",
-    "margin_mean",
-    "z_mean",
-    "logit_abs_max",
-)
-_RESIDUAL = ("rms", "token_correlation")
-_TRANSITION = ("relative_delta", "growth", "topk_overlap")
+# Table → what names the visit that a row belongs to.
+_POSITION = {"router": "unrolled_pos", "residual": "unrolled_pos", "transition": "to_pos"}
+_SHOWN = {table: tuple(c.name for c in TABLES[table].shown("visits")) for table in _POSITION}
 
-COLUMNS = ("step", *_KEYS, *_ROUTER, *_RESIDUAL, *_TRANSITION)
-"""The last three are those of the pair that ends at the visit, one loop step before (`step_boundary`)."""
-DISTRIBUTIONS = ("load_entropy_ratio", "maxvio_count", "relative_delta")
+COLUMNS = ("step", "visit", *_KEYS, *(name for names in _SHOWN.values() for name in names))
+"""Those of `transition` are of the pair that ends at the visit, one loop step before (`step_boundary`)."""
+DISTRIBUTIONS = tuple(c.name for table in _POSITION for c in TABLES[table].shown("spread"))
 """Columns whose spread over visits is worth a picture."""
 
-NEEDED = frozenset((*COLUMNS, "kind", "to_pos", "state_cosine"))
-"""Columns of a trace's rows that scalars and table are made of."""
+NEEDED: Mapping[str, frozenset[str]] = {
+    table.name: frozenset(
+        (
+            *(name for gauge in table.gauges for name in gauge.needs),
+            *_SHOWN.get(table.name, ()),
+            *(_KEYS if table.name == "router" else ()),
+            *filter(None, (_POSITION.get(table.name),)),
+            *(name for name, _ in table.shown_rows),
+        )
+    )
+    for table in TABLES.values()
+    if table.gauges
+}
+"""Table → the columns that scalars and the table of visits are made of."""
 
 
 def visit_table(step: int, tables: Mapping[str, Sequence[Row]]) -> VisitTable | None:
@@ -45,24 +50,24 @@ def visit_table(step: int, tables: Mapping[str, Sequence[Row]]) -> VisitTable | 
     router = sorted(tables.get("router", ()), key=lambda row: row["unrolled_pos"])
     if not router:
         return None
-    residual = {row["unrolled_pos"]: row for row in tables.get("residual", ())}
-    pairs = {row["to_pos"]: row for row in tables.get("transition", ()) if row.get("kind") == "step_boundary"}
-    kept = _thinned(router)
+    labels = visit_labels(columns_of(router, _KEYS))
+    kept = evenly(list(zip(labels, router, strict=True)), MAX_ROWS)
+    others = [
+        ({row[_POSITION[table]]: row for row in _shown(table, tables.get(table, ()))}, _SHOWN[table])
+        for table in ("residual", "transition")
+    ]
     rows = []
-    for row in kept:
-        position = row["unrolled_pos"]
-        cells = [step, *(row.get(name) for name in (*_KEYS, *_ROUTER))]
-        cells += [residual.get(position, {}).get(name) for name in _RESIDUAL]
-        cells += [pairs.get(position, {}).get(name) for name in _TRANSITION]
+    for label, row in kept:
+        cells = [step, label, *(row.get(name) for name in (*_KEYS, *_SHOWN["router"]))]
+        for by_position, names in others:
+            cells += [by_position.get(row["unrolled_pos"], {}).get(name) for name in names]
         rows.append(tuple(cells))
     return VisitTable(columns=COLUMNS, rows=tuple(rows), left_out=len(router) - len(kept))
 
 
-def _thinned(rows: Sequence[Row]) -> list[Row]:
-    """At most MAX_ROWS, evenly over the depth, the first and the last among them."""
-    if len(rows) <= MAX_ROWS:
-        return list(rows)
-    return [rows[round(i * (len(rows) - 1) / (MAX_ROWS - 1))] for i in range(MAX_ROWS)]
+def _shown(table: str, rows: Iterable[Row]) -> Iterator[Row]:
+    wanted = TABLES[table].shown_rows
+    return (row for row in rows if all(row.get(name) == value for name, value in wanted))
 
 
 class TableSchedule:

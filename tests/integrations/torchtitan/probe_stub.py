@@ -13,13 +13,8 @@ def stub_probe(*, steps, **options):
     collector = SimpleNamespace(
         writes=True, record_event=lambda step, name, severity, **more: events.append((step, name, more))
     )
-    settings = SimpleNamespace(**options)
-    trainer = SimpleNamespace(
-        device="cpu",
-        model=None,
-        train_context=None,
-        session=SimpleNamespace(collector=collector, config=SimpleNamespace(on_error="raise")),
-        config=SimpleNamespace(loopscope=settings, training=SimpleNamespace(steps=steps)),
-    )
+    settings = SimpleNamespace(probe_batch_size=2, **options)
+    session = SimpleNamespace(collector=collector, config=SimpleNamespace(on_error="raise"))
     corpus = SimpleNamespace(input_ids=torch.zeros(2, 4, dtype=torch.int64).numpy())
-    return SimpleNamespace(made=probing.TrainerProbe(trainer, corpus, 2), options=settings, events=events)
+    made = probing.TrainerProbe(session, None, corpus, settings, device="cpu", last_step=steps, context=None)
+    return SimpleNamespace(made=made, options=settings, events=events)

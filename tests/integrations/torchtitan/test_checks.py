@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from loopscope import ConfigError, UnsupportedError
+from loopscope.errors import ConfigError, UnsupportedError
 from loopscope.integrations.torchtitan import configs
 from loopscope.integrations.torchtitan.checks import check_config, check_model
 

@@ -12,8 +12,8 @@ import torch
 from loopscope import open_run
 from loopscope.cli import main
 from loopscope.errors import ConfigError
-from loopscope.integrations.torchtitan import offline, offline_checkpoint
-from loopscope.integrations.torchtitan.offline_checkpoint import training_of
+from loopscope.integrations.torchtitan import offline
+from loopscope.integrations.torchtitan.offline_checkpoint import Training, training_of
 
 pytestmark = pytest.mark.ranks
 
@@ -146,7 +146,7 @@ def test_incomplete_checkpoints_are_refused_by_name(copied: Path, tmp_path: Path
 
 def test_another_architecture(copied: Path, tmp_path: Path, capsys) -> None:
     manifest = json.loads((copied / "run.json").read_text())
-    del manifest["checksum"]  # changed on purpose
+    manifest["checksum"] = "none"  # changed on purpose
     for layer in manifest["configuration"]["trainer"]["model_spec"]["model"]["layers"]:
         layer["moe"]["routed_experts"]["inner_experts"]["hidden_dim"] //= 2
     (copied / "run.json").write_text(json.dumps(manifest))
@@ -156,7 +156,7 @@ def test_another_architecture(copied: Path, tmp_path: Path, capsys) -> None:
 
 def test_a_vocabulary_that_is_too_small(copied: Path, tmp_path: Path, capsys) -> None:
     manifest = json.loads((copied / "run.json").read_text())
-    del manifest["checksum"]  # changed on purpose
+    manifest["checksum"] = "none"  # changed on purpose
     manifest["configuration"]["trainer"]["model_spec"]["model"]["vocab_size"] = 60
     (copied / "run.json").write_text(json.dumps(manifest))
     assert main(["probe", str(checkpoint(copied, 2)), "--out", str(tmp_path / "out")]) == 1
@@ -175,7 +175,7 @@ def test_a_tokenizer_that_is_not_the_runs(copied: Path, tmp_path: Path, capsys) 
     (own,) = {row["corpus_hash"] for row in rows(copied, "probe_loss", 2)}
     assert f"but {own} in the run's own probes" in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "out").exists()
-    del manifest["checksum"]  # changed on purpose
+    manifest["checksum"] = "none"  # changed on purpose
     manifest["configuration"]["trainer"]["hf_assets_path"] = str(tmp_path / "gone")
     (copied / "run.json").write_text(json.dumps(manifest))
     with pytest.raises(ConfigError, match="name it with --tokenizer"):
@@ -192,7 +192,7 @@ def test_comparing(trained: Path, capsys) -> None:
     assert same.count("no meaningful difference") == 9  # eight visits and the loss
     assert main(["probe", "--compare", two, four]) == 0
     changed = capsys.readouterr().out
-    line = next(line for line in changed.splitlines() if "layer 1, loop step 2" in line)
+    line = next(line for line in changed.splitlines() if "loop step 2, layer 1" in line)
     assert line.split()[-1] == "changed"
 
 
@@ -212,7 +212,7 @@ def test_comparing_over_few_documents(trained: Path, tmp_path: Path, capsys) -> 
 
 
 def test_comparing_with_a_checkpoint_that_is_not_finite(trained: Path, capsys, monkeypatch) -> None:
-    load, calls = offline_checkpoint.load_model, []
+    load, calls = Training.load, []
 
     def broken(*given, **named):
         model = load(*given, **named)
@@ -221,12 +221,12 @@ def test_comparing_with_a_checkpoint_that_is_not_finite(trained: Path, capsys, m
             model.layers["loop_0"].attention.wo.weight.data.view(-1)[0] = torch.nan
         return model
 
-    monkeypatch.setattr(offline_checkpoint, "load_model", broken)
+    monkeypatch.setattr(Training, "load", broken)
     two = str(checkpoint(trained, 2))
     assert main(["probe", "--compare", two, two]) == 0
     said = capsys.readouterr().out
     head, loop = (
-        next(li for li in said.splitlines() if name in li) for name in ("head", "layer 1, loop step 2")
+        next(li for li in said.splitlines() if name in li) for name in ("head", "loop step 2, layer 1")
     )
     assert head.rstrip().endswith("no meaningful difference")
     assert "not finite" in loop

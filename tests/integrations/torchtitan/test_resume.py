@@ -5,7 +5,7 @@ import json
 import pytest
 
 import loopscope
-from loopscope import CheckpointMismatchError
+from loopscope.errors import CheckpointMismatchError
 
 pytestmark = pytest.mark.ranks
 

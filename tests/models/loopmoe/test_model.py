@@ -4,7 +4,8 @@ import dataclasses
 import pytest
 import torch
 
-from loopscope import ACTIVE_TRACE_SINK, ConfigError, VisitSpec
+from loopscope import ACTIVE_TRACE_SINK, VisitSpec
+from loopscope.errors import ConfigError
 from loopscope.models.loopmoe import FLAVORS, build_config, load_balancing_loss, router_z_loss
 from loopscope.models.loopmoe.experts import LoopGroupedExperts
 

@@ -17,12 +17,13 @@ _loss = partial(
     null_rule="no token in the stratum: not_applicable; not finite: nonfinite",
 )
 
+_WHOLE = (("stratum_kind", "all"),)
 _gauge = partial(Gauge, table="probe_loss", column="loss_mean", how="only")
 
 GAUGES = (
     _gauge(
         key="probe/loss",
-        where=(("stratum_kind", "all"),),
+        where=_WHOLE,
         headline=True,
         title="Loss on the probe corpus",
         text="Comparable where both runs were probed on the same corpus.",
@@ -64,4 +65,5 @@ TABLE = TableSpec(
         Column(name="num_documents", type="int32", formula="documents with a token in the stratum"),
     ),
     gauges=GAUGES,
+    shown_rows=_WHOLE,
 )

@@ -10,7 +10,7 @@ TABLE = TableSpec(
     name="probe_router",
     doc="The router columns over a fixed probe corpus; one row per probe step and visit.",
     primary_key=(*VISIT_KEY, "corpus_hash"),
-    version=3,
-    oldest=3,
+    version=router.TABLE.version,
+    oldest=router.TABLE.oldest,
     columns=(*router.KEYS, *CORPUS_KEYS, *router.LOAD, *router.SCORES),
 )

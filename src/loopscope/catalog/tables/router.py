@@ -59,7 +59,7 @@ LOAD = (
         formula="H(f)/ln E",
         null_rule=f"E = 1: not_applicable; {_NO_TOKEN}",
         label="load H",
-        shown=("summary", "worst", "diff", "visits", "probe_diff"),
+        shown=("summary", "worst", "diff", "visits", "spread", "probe_diff"),
         picture=Picture(
             id="load_entropy",
             title="Evenness of the load",
@@ -76,7 +76,7 @@ LOAD = (
         name="maxvio_count",
         formula="max_e u_e − 1",
         label="MaxVio",
-        shown=("summary", "worst", "diff", "visits", "probe_diff"),
+        shown=("summary", "worst", "diff", "visits", "spread", "probe_diff"),
         picture=Picture(
             id="maxvio",
             title="Overload of the busiest expert",
@@ -171,6 +171,14 @@ _entropy = partial(
 )
 _concentration = partial(
     Column, unit="1", computed="concentration", merge=_BY_TOKEN, source="definition", null_rule=_BAD_PROB
+)
+_effective_topk = partial(
+    Column,
+    unit="experts",
+    computed="effective_topk",
+    needs=("topk_weights",),
+    source="participation ratio, the Hill number of order 2 (Hill 1973) of the combine weights",
+    since=4,
 )
 _choice = partial(
     Column,
@@ -269,6 +277,29 @@ SCORES = (
     _concentration(name="top1_prob_mean", formula="mean_t max_e p_te", needs=("router_probs",)),
     _concentration(
         name="topk_mass_mean", formula="mean_t Σ_{e in S_t} p_te", needs=("router_probs", "topk_idx")
+    ),
+    _effective_topk(
+        name="effective_topk_mean",
+        formula="mean_t (Σ_k w_tk)² / Σ_k w_tk²: chosen experts that count, 1 (one has all the weight) to k",
+        merge="mean by num_tokens less effective_topk_excluded",
+        null_rule="k = 1, or all excluded: not_applicable; non-finite weight: nonfinite; no valid token: absent",
+        label="effective k",
+        picture=Picture(
+            id="effective_topk",
+            title="Chosen experts that count",
+            text="k: a token's experts share its weight evenly; 1: one of them has it all, and the others are computed "
+            "for nothing.",
+            least=1.0,
+        ),
+    ),
+    _effective_topk(
+        name="effective_topk_excluded",
+        type="int64",
+        formula="#{t : Σ_k w_tk² < 1e-12}",
+        unit="tokens",
+        merge="sum",
+        null_rule="k = 1: not_applicable; non-finite weight: nonfinite",
+        empty_is_value=True,
     ),
     _margin(
         name="margin_mean",
@@ -417,7 +448,7 @@ TABLE = TableSpec(
     name="router",
     doc="One row per traced step and visit of a layer with a router (training tokens).",
     primary_key=VISIT_KEY,
-    version=3,
+    version=4,
     oldest=3,
     columns=(*KEYS, *LOAD, *SCORES),
     gauges=GAUGES,

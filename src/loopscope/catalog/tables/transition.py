@@ -9,6 +9,9 @@ from loopscope.catalog.gauge import Gauge
 from loopscope.catalog.table import TableSpec
 from loopscope.catalog.tables.keys import ROW_KEY, RUN_KEYS, TOKEN_KEYS
 
+PAIR_KINDS = ("within_step", "step_boundary", "wrap", "from_input", "entry", "exit")
+"""What relates the two visits of a row."""
+
 _int = partial(Column, type="int32")
 _BY_TOKEN = "mean by num_tokens"
 _BAD = "non-finite residual: nonfinite"
@@ -49,7 +52,8 @@ _chance = partial(
     empty_is_value=True,
 )
 
-_gauge = partial(Gauge, table="transition", how="last", where=(("kind", "step_boundary"),), place="to_pos")
+_BOUNDARY = (("kind", "step_boundary"),)
+_gauge = partial(Gauge, table="transition", how="last", where=_BOUNDARY, place="to_pos")
 
 GAUGES = (
     _gauge(
@@ -83,7 +87,7 @@ TABLE = TableSpec(
         Column(
             name="kind",
             type="string",
-            formula="within_step, step_boundary, wrap, from_input, entry or exit",
+            formula=f"{', '.join(PAIR_KINDS[:-1])} or {PAIR_KINDS[-1]}",
             required=True,
         ),
         _int(name="from_pos", formula="unrolled_pos of the earlier visit", required=True),
@@ -105,7 +109,7 @@ TABLE = TableSpec(
             formula="mean_t ‖D_t‖/‖h_from,t‖",
             merge="mean by num_tokens less relative_delta_excluded",
             label="relative delta",
-            shown=("summary", "diff", "visits"),
+            shown=("summary", "diff", "visits", "spread"),
         ),
         _excluded(name="relative_delta_excluded", formula="#{t : ‖h_from,t‖ < 1e-12}"),
         _delta(
@@ -180,4 +184,5 @@ TABLE = TableSpec(
         ),
     ),
     gauges=GAUGES,
+    shown_rows=_BOUNDARY,
 )

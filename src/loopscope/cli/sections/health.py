@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from rich.console import RenderableType
 from rich.text import Text
 
+from loopscope.analysis import Run
 from loopscope.cli.console import make_table, plain, titled
-from loopscope.cli.sections.rows import records
-
-if TYPE_CHECKING:
-    from loopscope.analysis import Run
+from loopscope.cli.sections.rows import fetch
 
 _STYLES = {"critical": "red", "warn": "yellow"}
 _ROUTINE = ("coverage", "probe_coverage", "timing", "trace_bytes")
@@ -36,7 +32,7 @@ def _rows_of(run: Run) -> str:
 
 
 def _coverage(run: Run, event: str, noun: str) -> list[RenderableType]:
-    rows = records(
+    rows = fetch(
         run,
         "health",
         "select step, min(value) as share, min(count) as seen, "
@@ -47,20 +43,19 @@ def _coverage(run: Run, event: str, noun: str) -> list[RenderableType]:
         return [Text(f"coverage: no {noun} recorded", style="yellow")]
     bad = [row for row in rows if row["bad"]]
     if not bad:
-        seen = rows[-1]["seen"]
-        return [
-            Text(
-                f"coverage: every expected visit seen at all {len(rows)} {noun}(s), {seen} visits at the last"
-            )
-        ]
-    first = bad[0]
-    text = f"coverage: {len(bad)} of {len(rows)} {noun}(s) incomplete, first at step {first['step']}: {first['detail']}"
-    return [Text(plain(text), style="red")]
+        text = (
+            f"every expected visit seen at all {len(rows)} {noun}(s), {rows[-1]['seen']} visits at the last"
+        )
+        return [Text(f"coverage: {text}")]
+    text = (
+        f"{len(bad)} of {len(rows)} {noun}(s) incomplete, first at step {bad[0]['step']}: {bad[0]['detail']}"
+    )
+    return [Text(plain(f"coverage: {text}"), style="red")]
 
 
 def _events(run: Run) -> list[RenderableType]:
     routine = ", ".join(f"'{name}'" for name in _ROUTINE)
-    rows = records(
+    rows = fetch(
         run,
         "health",
         "select event, severity, count(*) as rows, sum(coalesce(count, 1))::bigint as total, min(step) as "
@@ -70,38 +65,34 @@ def _events(run: Run) -> list[RenderableType]:
     )
     if not rows:
         return [Text("events: none; nothing dropped, nothing non-finite, no error")]
-    table = make_table(["event", "rows", "count", "first", "last", "detail"], left=["event", "detail"])
-    for row in rows:
-        table.add_row(
-            Text(row["event"], style=_STYLES.get(row["severity"], "")),
-            str(row["rows"]),
-            str(row["total"]),
-            str(row["first"]),
-            str(row["last"]),
-            Text(plain(_short(row["detail"]))),
+    cells = [
+        (
+            Text(plain(row["event"]), style=_STYLES.get(row["severity"], "")),
+            *(row[name] for name in ("rows", "total", "first", "last")),
+            _short(" ".join((row["detail"] or "").split())),
         )
-    return titled("Events", table)
+        for row in rows
+    ]
+    columns = ["event", "rows", "count", "first", "last", "detail"]
+    return titled("Events", make_table(columns, cells, left=["event", "detail"]))
 
 
-def _short(detail: str | None) -> str:
-    text = " ".join((detail or "").split())
+def _short(text: str) -> str:
     return text if len(text) <= _DETAIL_CHARS else text[: _DETAIL_CHARS - 1] + "…"
 
 
 def _cost(run: Run) -> list[RenderableType]:
-    rows: list[dict[str, Any]] = records(
+    rows = fetch(
         run,
         "health",
-        "select count(distinct step) as steps, avg(value) as mean, max(value) as most "
-        f"from {_rows_of(run)} where event = 'timing'",
+        "select count(distinct step) as steps, avg(value) * 1e3 as mean, max(value) * 1e3 as most "
+        f"from {_rows_of(run)} where event = 'timing' having count(*) > 0",
     )
-    if not rows or not rows[0]["steps"]:
-        return []
-    row = rows[0]
     return [
         Text(
-            f"cost: {row['mean'] * 1e3:.1f} ms per traced step of a rank on average, at most "
-            f"{row['most'] * 1e3:.1f} ms ({row['steps']} traced steps)",
+            f"cost: {row['mean']:.1f} ms per traced step of a rank on average, at most {row['most']:.1f} ms "
+            f"({row['steps']} traced steps)",
             style="dim",
         )
+        for row in rows
     ]

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rich.console import RenderableType
 from rich.text import Text
 
+from loopscope.analysis import Run
 from loopscope.cli.console import MISSING, make_table, plain, titled
-from loopscope.cli.sections.rows import records
-
-if TYPE_CHECKING:
-    from loopscope.analysis import Run
-    from loopscope.store import Attempt
+from loopscope.cli.sections.rows import fetch
+from loopscope.store import Attempt, LiveRange
 
 
 def section(run: Run) -> list[RenderableType]:
@@ -23,14 +19,14 @@ def section(run: Run) -> list[RenderableType]:
         *_progress(run),
         *_attempts(run),
     ]
-    counts = [(name, records(run, name, f"select count(*) as n from {name}")[0]["n"]) for name in run.tables]
+    counts = [(name, fetch(run, name, f"select count(*) as n from {name}")[0]["n"]) for name in run.tables]
     written = [f"{name} {rows}" for name, rows in counts if rows]
     lines.append(Text("live rows: " + (", ".join(written) if written else "none yet")))
     return lines
 
 
 def _progress(run: Run) -> list[RenderableType]:
-    found = records(
+    found = fetch(
         run,
         "loss",
         "select min(step) as first, max(step) as last, count(distinct step) as steps, "
@@ -55,18 +51,23 @@ def _attempts(run: Run) -> list[RenderableType]:
         return [Text(f"1 attempt, {only.world_size} rank(s), on {_host(only)}")]
     if not run.attempts:
         return [Text("no attempt yet: training has not begun its first step", style="yellow")]
-    table = make_table(["attempt", "parent", "first step", "live steps", "ranks", "host"], left=["host"])
-    for attempt in run.attempts:
-        live = run.live.get(attempt.attempt)
-        table.add_row(
-            str(attempt.attempt),
-            str(attempt.parent_attempt or MISSING),
-            str(attempt.first_step),
-            "none" if live is None else f"{live.start}–{'' if live.end is None else live.end - 1}",
-            str(attempt.world_size),
+    rows = [
+        (
+            attempt.attempt,
+            attempt.parent_attempt or MISSING,
+            attempt.first_step,
+            _steps(run.live.get(attempt.attempt)),
+            attempt.world_size,
             _host(attempt),
         )
-    return titled("Attempts", table)
+        for attempt in run.attempts
+    ]
+    columns = ["attempt", "parent", "first step", "live steps", "ranks", "host"]
+    return titled("Attempts", make_table(columns, rows, left=["host"]))
+
+
+def _steps(live: LiveRange | None) -> str:
+    return "none" if live is None else f"{live.start}–{'' if live.end is None else live.end - 1}"
 
 
 def _host(attempt: Attempt) -> str:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
+from loopscope.analysis import Run
 from loopscope.cli.console import make_table, titled
-from loopscope.cli.sections.rows import cell, missing_note, records, scope_filter
-
-if TYPE_CHECKING:
-    from loopscope.analysis import Run
+from loopscope.cli.sections.rows import VISIT_COLUMNS, fetch, label, missing_note
 
 _READOUT = ("loss_mean", "kl_from_previous", "entropy_mean", "argmax_settled")
 
@@ -22,36 +20,34 @@ def section(run: Run) -> list[RenderableType]:
 
 
 def _last(run: Run, table: str, columns: str, order: str) -> list[dict[str, Any]]:
-    return records(
+    return fetch(
         run,
         table,
-        f"select step, corpus_name, null_reasons, {columns} from {table} where {scope_filter(run, table)} and "
+        f"select step, corpus_name, null_reasons, {columns} from {table} where {{where}} and "
         f"step = (select max(step) from {table}) order by {order}",
     )
 
 
 def _readouts(run: Run) -> list[RenderableType]:
-    rows = _last(run, "probe_readout", f"readout, loop_step, {', '.join(_READOUT)}", "readout, loop_step")
-    if not rows:
+    found = _last(run, "probe_readout", f"readout, loop_step, {', '.join(_READOUT)}", "readout, loop_step")
+    if not found:
         return []
     table = make_table(
-        ["after loop step", "loss, nats", "KL from the one before", "entropy", "arg-max settled"]
+        ["after loop step", "loss, nats", "KL from the one before", "entropy", "arg-max settled"],
+        [(row["loop_step"], *(row[name] for name in _READOUT)) for row in found],
     )
-    for row in rows:
-        table.add_row(str(row["loop_step"]), *(cell(row[name]) for name in _READOUT))
     title = (
-        f"Readout per loop step, through the {rows[0]['readout']}, probe at step {rows[0]['step']}, corpus "
-        f"{rows[0]['corpus_name']}"
+        f"Readout per loop step, through the {found[0]['readout']}, probe at step {found[0]['step']}, corpus "
+        f"{found[0]['corpus_name']}"
     )
-    note = missing_note(rows, _READOUT)
-    return [*titled(title, table), *([note] if note else [])]
+    return [*titled(title, table), *missing_note(found, _READOUT)]
 
 
 def _visits(run: Run) -> list[RenderableType]:
     margins = _last(
         run,
         "probe_margin",
-        "block, unrolled_pos, loop_step, layer_idx, quantity, shuffle_scope, rho_cal, cell, calibrated",
+        f"{VISIT_COLUMNS}, quantity, shuffle_scope, rho_cal, cell, calibrated",
         "unrolled_pos",
     )
     if not margins:
@@ -63,22 +59,19 @@ def _visits(run: Run) -> list[RenderableType]:
         )
     }
     rho = {(row["unrolled_pos"], row["quantity"]): row["rho_cal"] for row in margins}
-    table = make_table(
-        ["pos", "visit", "margin", "selection gap", "reading", "disturbance", "choice flipped"],
-        left=["visit", "reading"],
-    )
     seen = {row["unrolled_pos"]: row for row in margins}
-    for position, row in seen.items():
-        found = growth.get(position, {})
-        table.add_row(
-            str(position),
-            _name(row),
-            cell(rho.get((position, "margin")), 3),
-            cell(rho.get((position, "selection_gap")), 3),
-            row["cell"] or "–",
-            cell(found.get("amplification"), 3),
-            cell(found.get("flipped_share"), 3),
+    cells = [
+        (
+            position,
+            label(row),
+            *(rho.get((position, quantity)) for quantity in ("margin", "selection_gap")),
+            row["cell"],
+            *(growth.get(position, {}).get(name) for name in ("amplification", "flipped_share")),
         )
+        for position, row in seen.items()
+    ]
+    columns = ["pos", "visit", "margin", "selection gap", "reading", "disturbance", "choice flipped"]
+    table = make_table(columns, cells, left=["visit", "reading"], digits=3)
     one = margins[0]
     title = (
         f"Margins over their null ({one['shuffle_scope']} shuffles; 1: no structure), growth of a disturbance; "
@@ -90,7 +83,3 @@ def _visits(run: Run) -> list[RenderableType]:
     if not growth:
         parts.append(Text("no perturbation: see probe_skipped in the health table", style="dim"))
     return parts
-
-
-def _name(row: dict[str, Any]) -> str:
-    return f"layer {row['layer_idx']}, step {row['loop_step']}" if row["block"] == "loop" else row["block"]

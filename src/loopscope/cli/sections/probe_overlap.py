@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from loopscope.cli.console import make_table, titled
-from loopscope.cli.sections.rows import cell, missing_note, records, scope_filter
-
-if TYPE_CHECKING:
-    from loopscope.analysis import Run
+from loopscope.analysis import Run
+from loopscope.catalog.rows import evenly
+from loopscope.cli.console import make_table, number, titled
+from loopscope.cli.sections.rows import fetch, missing_note
 
 _MOST_COLUMNS = 10
 """A wider matrix is shown at this many loop steps, spread evenly from the first to the last."""
@@ -19,17 +18,16 @@ _MOST_COLUMNS = 10
 
 def section(run: Run) -> list[RenderableType]:
     """A matrix per physical layer of the loop; nothing where no probe found a pair of loop steps."""
-    rows = records(
+    found = fetch(
         run,
         "probe_overlap",
         "select step, corpus_name, corpus_hash, layer_idx, from_loop_step, to_loop_step, "
-        "avg(topk_overlap) as topk_overlap, any_value(overlap_chance) as overlap_chance, "
-        "any_value(null_reasons) as null_reasons from probe_overlap where "
-        f"{scope_filter(run, 'probe_overlap')} and step = (select max(step) from probe_overlap) group by all",
+        "topk_overlap, overlap_chance, null_reasons from probe_overlap where {where} and "
+        "step = (select max(step) from probe_overlap)",
     )
     parts: list[RenderableType] = []
-    for corpus in sorted({row["corpus_hash"] for row in rows}):
-        of_corpus = [row for row in rows if row["corpus_hash"] == corpus]
+    for corpus in sorted({row["corpus_hash"] for row in found}):
+        of_corpus = [row for row in found if row["corpus_hash"] == corpus]
         for layer in sorted({row["layer_idx"] for row in of_corpus}):
             parts += _matrix([row for row in of_corpus if row["layer_idx"] == layer])
     return parts
@@ -37,30 +35,19 @@ def section(run: Run) -> list[RenderableType]:
 
 def _matrix(rows: list[dict[str, Any]]) -> list[RenderableType]:
     every = sorted({row[name] for row in rows for name in ("from_loop_step", "to_loop_step")})
-    steps = _spread(every)
+    steps = evenly(every, _MOST_COLUMNS)
     overlap = {(row["from_loop_step"], row["to_loop_step"]): row["topk_overlap"] for row in rows}
-    table = make_table(["loop step", *(str(step) for step in steps)])
-    for first in steps:
-        cells = ["1" if one == first else cell(overlap.get(_pair(first, one)), 3) for one in steps]
-        table.add_row(str(first), *cells)
+    cells = [
+        (first, *(1 if one == first else overlap.get((min(first, one), max(first, one))) for one in steps))
+        for first in steps
+    ]
+    table = make_table(["loop step", *(str(step) for step in steps)], cells, digits=3)
     one = rows[0]
     title = (
         f"Top-k overlap of loop steps, layer {one['layer_idx']}, probe at step {one['step']}, corpus "
-        f"{one['corpus_name']}; by chance {cell(one['overlap_chance'], 3)}"
+        f"{one['corpus_name']}; by chance {number(one['overlap_chance'], 3)}"
     )
     found: list[RenderableType] = titled(title, table)
     if len(steps) < len(every):
         found.append(Text(f"{len(steps)} of {len(every)} loop steps shown", style="dim"))
-    note = missing_note(rows, ["topk_overlap"])
-    return [*found, *([note] if note else [])]
-
-
-def _pair(first: int, second: int) -> tuple[int, int]:
-    return (first, second) if first < second else (second, first)
-
-
-def _spread(steps: list[int]) -> list[int]:
-    if len(steps) <= _MOST_COLUMNS:
-        return steps
-    last = len(steps) - 1
-    return [steps[round(i * last / (_MOST_COLUMNS - 1))] for i in range(_MOST_COLUMNS)]
+    return [*found, *missing_note(rows, ["topk_overlap"])]

@@ -2,97 +2,73 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any
 
 from rich.console import RenderableType
+from rich.table import Table
 from rich.text import Text
 
-from loopscope.cli.console import MISSING, make_table, titled
-from loopscope.cli.sections.rows import Row, cell, missing_note, records, scope_filter
-
-if TYPE_CHECKING:
-    from loopscope.analysis import Run
+from loopscope.analysis import Run
+from loopscope.catalog.column import Column
+from loopscope.catalog.registry import TABLES
+from loopscope.cli.console import make_table, titled
+from loopscope.cli.sections.rows import (
+    VISIT_COLUMNS,
+    WORST,
+    WORST_COLUMNS,
+    fetch,
+    gauges_line,
+    label,
+    missing_note,
+    scope_note,
+)
 
 _WORST = 5
-# Means over tokens are averaged over ranks; load is not a mean, so its worst rank is shown.
-_VALUES = (
-    "min(load_entropy_ratio) as load_entropy_ratio, max(maxvio_count) as maxvio_count, "
-    "max(dead_experts) as dead_experts, avg(margin_mean) as margin_mean, "
-    "avg(token_entropy_ratio) as token_entropy_ratio, avg(z_mean) as z_mean, "
-    "any_value(null_reasons) as null_reasons, count(*) as ranks"
-)
-_KEYS = "step, unrolled_pos, block, loop_step, layer_idx, num_experts, top_k"
 
 
 def section(run: Run) -> list[RenderableType]:
-    """Two tables; a line where no step was traced."""
-    where = scope_filter(run, "router")
-    per_visit = f"select {_KEYS}, {_VALUES} from router where {where} group by all"
-    last = records(
+    """Two tables and the gauges; a line where no step was traced."""
+    router = TABLES["router"]
+    every = router.shown("summary")
+    names = ", ".join(dict.fromkeys(column.name for column in (*every, *WORST_COLUMNS)))
+    visits = (
+        f"with v as (select step, {VISIT_COLUMNS}, num_experts, top_k, null_reasons, {names} from router "
+        "where {where})"
+    )
+    last = fetch(
         run,
         "router",
-        f"with v as ({per_visit}) select * from v where step = (select max(step) from v) order by "
-        "unrolled_pos",
+        f"{visits} select * from v where step = (select max(step) from v) order by unrolled_pos",
     )
     if not last:
         return [Text("Routers: no step traced", style="yellow")]
-    worst = records(
+    of_run = fetch(
         run,
         "router",
-        f"with v as ({per_visit}), w as (select *, row_number() over "
-        "(partition by unrolled_pos order by maxvio_count desc nulls last, step) as place from v) "
-        f"select * from w where place = 1 order by maxvio_count desc nulls last, unrolled_pos limit {_WORST}",
+        f"{visits}, w as (select *, row_number() over (partition by unrolled_pos order by {WORST} desc nulls last, "
+        f"step) as place from v) select * from w where place = 1 order by {WORST} desc nulls last, unrolled_pos "
+        f"limit {_WORST}",
     )
-    ranks = last[0]["ranks"]
-    note = f", worst of {ranks} ranks" if ranks > 1 else ""
-    return [*_worst_table(worst, note), *_depth_table(last, note)]
-
-
-def place(row: Row) -> list[str]:
-    """Cells that name a visit: depth, block, loop step and layer, E and k."""
-    inside = row["loop_step"] is not None
+    note = scope_note(run, "router")
+    by = router.by_name[WORST].heading
     return [
-        str(row["unrolled_pos"]),
-        str(row["block"]),
-        str(row["loop_step"]) if inside else MISSING,
-        str(row["layer_idx"]) if inside else MISSING,
-        f"{row['num_experts']}/{row['top_k']}",
+        *titled(f"Worst visits of the whole run, by {by}{note}", _table(of_run, WORST_COLUMNS, at_step=True)),
+        Text(""),
+        *titled(
+            f"Every depth at step {last[0]['step']}{note}; H: entropy as a share of its maximum",
+            _table(last, every),
+        ),
+        *missing_note(last, [column.name for column in every]),
+        gauges_line(run, "router"),
     ]
 
 
-_PLACE = ["pos", "block", "loop step", "layer", "E/k"]
-
-
-def _worst_table(rows: list[dict[str, object]], note: str) -> list[RenderableType]:
-    columns = ["maxvio_count", "load_entropy_ratio", "dead_experts"]
-    table = make_table(
-        [*_PLACE, "at step", "MaxVio", "load H", "dead"],
-        left=["block"],
-    )
-    for row in rows:
-        table.add_row(*place(row), str(row["step"]), *(_value(row, name) for name in columns))
-    return [*titled(f"Worst visits of the whole run, by MaxVio{note}", table), Text("")]
-
-
-def _depth_table(rows: list[dict[str, object]], note: str) -> list[RenderableType]:
-    columns = [
-        "load_entropy_ratio",
-        "maxvio_count",
-        "dead_experts",
-        "token_entropy_ratio",
-        "margin_mean",
-        "z_mean",
-    ]
-    table = make_table(
-        [*_PLACE, "load H", "MaxVio", "dead", "token H", "margin", "z"],
-        left=["block"],
-    )
-    for row in rows:
-        table.add_row(*place(row), *(_value(row, name) for name in columns))
-    missing = missing_note(rows, columns)
-    title = f"Every depth at step {rows[0]['step']}{note}; H: entropy as a share of its maximum"
-    return [*titled(title, table), *([missing] if missing else [])]
-
-
-def _value(row: Row, name: str) -> str:
-    return cell(row[name], 3)
+def _table(found: Sequence[dict[str, Any]], columns: Sequence[Column], *, at_step: bool = False) -> Table:
+    rows = []
+    for row in found:
+        visit = (row["unrolled_pos"], label(row), f"{row['num_experts']}/{row['top_k']}")
+        step = (row["step"],) if at_step else ()
+        rows.append((*visit, *step, *(row[column.name] for column in columns)))
+    headings = ("pos", "visit", "E/k", *(["at step"] if at_step else []), *(c.heading for c in columns))
+    return make_table(headings, rows, left=["visit"], digits=3)

@@ -1,53 +1,78 @@
-"""Reads rows for the summary, and says why a value is missing."""
+"""Reads rows for people, and says why a value is missing."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.text import Text
 
+from loopscope.analysis import Run
+from loopscope.analysis.gauges import last_values
+from loopscope.analysis.records import records
+from loopscope.analysis.scope import scope_of
+from loopscope.catalog.registry import TABLES
+from loopscope.catalog.rows import VISIT, VISIT_INDEX, visit_label
 from loopscope.cli.console import MISSING, number
-
-if TYPE_CHECKING:
-    from loopscope.analysis import Run
 
 Row = Mapping[str, Any]
 
+_ROUTER = TABLES["router"]
+WORST = next(gauge.column for gauge in _ROUTER.gauges if gauge.how == "place of max")
+"""The column by which visits are the worst ones."""
+WORST_COLUMNS = sorted(_ROUTER.shown("worst"), key=lambda column: column.name != WORST)
+"""What the worst visits are shown with, that column first."""
+VISIT_COLUMNS = f"{', '.join(VISIT)}, {VISIT_INDEX} as visit_index"
+"""What `label` needs, as SQL over whole steps."""
 
-def records(run: Run, table: str, query: str) -> list[dict[str, Any]]:
-    """Rows of `query` over the live rows of `table`; none where the run has no such table yet."""
+
+def fetch(run: Run, table: str, query: str) -> list[dict[str, Any]]:
+    """Rows of `query` over the live rows of `table`; none where the run has no such table yet.
+
+    Args:
+        run: the run.
+        table: the table.
+        query: `{where}` in it becomes the condition of the rows that speak for the run.
+    """
     if table not in run.tables:
         return []
-    relation = run.sql(query)
-    names = relation.columns
-    return [dict(zip(names, values, strict=True)) for values in relation.fetchall()]
+    if "{where}" in query:
+        query = query.replace("{where}", scope_of(run, table).where)
+    return list(records(run, query))
 
 
-def scope_filter(run: Run, table: str) -> str:
-    """SQL condition that picks global rows where there are any, else the ranks' own."""
-    found = records(run, table, f"select count(*) as n from {table} where aggregation_scope = 'global'")
-    return "aggregation_scope = 'global'" if found and found[0]["n"] else "aggregation_scope = 'rank_local'"
+def scope_note(run: Run, table: str) -> str:
+    """Whose rows these are, for a title; empty where they are the whole run's."""
+    return scope_of(run, table).note
 
 
-def cell(value: float | int | None, digits: int = 4) -> str:
-    """A number for a table's cell; "–" where it is missing."""
-    return number(value, digits)
+def label(row: Row) -> str:
+    """What a row's visit is called; the row has VISIT_COLUMNS."""
+    return visit_label(row["block"], row["loop_step"], row["layer_idx"], row["visit_index"])
+
+
+def gauges_line(run: Run, *tables: str) -> Text:
+    """The gauges of tables at their last step, by the keys that trackers know."""
+    found = []
+    for key, last in last_values(run, *tables).items():
+        without = f" ({last.skipped} rows without a value left out)" if last.skipped else ""
+        found.append(f"{key} {number(last.value)}{without}")
+    return Text("at the last step: " + ", ".join(found), style="dim")
 
 
 def change(first: float | None, last: float | None) -> str:
     """Signed difference of two values; "–" where one is missing."""
     if first is None or last is None:
         return MISSING
-    difference = last - first
-    if abs(difference) <= 1e-12 * max(abs(first), abs(last)):
-        return "0"  # an average over ranks may differ in its last bit
-    return ("+" if difference > 0 else "") + number(difference)
+    if math.isclose(first, last, rel_tol=1e-12):
+        return "0"  # the last bit of an average
+    return f"{'+' if last > first else ''}{number(last - first)}"
 
 
-def missing_note(rows: Iterable[Row], columns: Sequence[str]) -> Text | None:
-    """One line that gives the reason of every "–" among `columns`; None where nothing is missing.
+def missing_note(rows: Iterable[Row], columns: Sequence[str]) -> list[Text]:
+    """One line that gives the reason of every "–" among `columns`; none where nothing is missing.
 
     Rows carry `null_reasons`, the JSON text of the tables.
     """
@@ -57,7 +82,5 @@ def missing_note(rows: Iterable[Row], columns: Sequence[str]) -> Text | None:
         for column in columns:
             if row.get(column) is None:
                 reasons.setdefault(column, set()).add(known.get(column, "not recorded"))
-    if not reasons:
-        return None
     text = "; ".join(f"{column}: {', '.join(sorted(found))}" for column, found in reasons.items())
-    return Text(f"{MISSING} {text}", style="dim")
+    return [Text(f"{MISSING} {text}", style="dim")] if reasons else []

@@ -49,7 +49,7 @@ def _parse(args: list[str] | None) -> Any:
     from torchtitan.config import ConfigManager
 
     class Manager(ConfigManager):
-        """Looks at a configuration before flags are applied to it, which would be told unknown one by one."""
+        """Checks the type of a configuration before flags are applied: each flag would else be reported as unknown."""
 
         def _load_config(self, args: list[str]) -> tuple[object, list[str]]:
             loaded, left = super()._load_config(args)

@@ -16,13 +16,12 @@ from typing import Any
 from torch import nn
 from torchtitan.models.common.moe import MoE, TokenChoiceTopKRouter
 
-from loopscope.capture.errors import CoverageError, PlanError
-from loopscope.capture.hooks import plain_modules
+from loopscope.capture.errors import PlanError
+from loopscope.capture.plan_adapter import plan_of_layers
 from loopscope.capture.routing import RoutingSpec
-from loopscope.capture.runtime import Watch
+from loopscope.capture.runtime import ForwardObserver
 from loopscope.capture.spec import CapturePlan, CaptureSpec
 from loopscope.capture.torch_base import TorchModelAdapter
-from loopscope.capture.transformers_adapter import check_coverage
 from loopscope.capture.visits import expected_visits, promised_meta
 
 _GATE = {"router_logits": "output"}
@@ -39,33 +38,25 @@ class TorchtitanAdapter(TorchModelAdapter):
             CoverageError: no layer has a MoE, or the MoE layers are not those that the configuration declares.
             PlanError: a router of a class whose outputs are not known.
         """
-        modules = plain_modules(self.model)
-        layers = [name for name in modules if name.startswith("layers.") and name.count(".") == 1]
-        boundaries: dict[str, CaptureSpec] = {}
-        found = []
-        for layer in layers:
-            number = int(layer.rpartition(".")[2])
-            boundaries[layer] = CaptureSpec(tensors={"residual": "output"}, layer=number)
-            inside = [
-                name
+        modules = self.modules()
+
+        def moes_of(layer: str) -> dict[str, dict[str, CaptureSpec]]:
+            return {
+                name: _boundaries(name, part)
                 for name, part in modules.items()
                 if name.startswith(layer + ".") and isinstance(part, MoE)
-            ]
-            if len(inside) > 1:
-                raise CoverageError(
-                    f"{layer} has {len(inside)} MoE modules ({', '.join(inside)}), expected at most one."
-                )
-            for name in inside:
-                found.append(number)
-                boundaries |= _boundaries(name, modules[name])
-        declared = _declared(self.model)
-        check_coverage(
-            tuple(found), tuple(found) if declared is None else declared, type(self.model).__name__
+            }
+
+        layers = [name for name in modules if name.startswith("layers.") and name.count(".") == 1]
+        return plan_of_layers(
+            self.model,
+            [(layer, int(layer.rpartition(".")[2]), "output") for layer in layers],
+            moes_of,
+            lambda: _declared(self.model),
         )
-        return CapturePlan(boundaries, declared_layers=declared)
 
 
-def observe(model: nn.Module) -> Watch:
+def observe(model: nn.Module) -> ForwardObserver:
     """Give a torchtitan MoE model the trace contract: it records its visits whenever the sink is armed.
 
     `expected_visits` and `trace_meta` become attributes of the model.
@@ -79,7 +70,7 @@ def observe(model: nn.Module) -> Watch:
     # Plain attributes, not submodules: nothing about the model's state or its names changes.
     model.expected_visits = lambda: visits  # type: ignore[assignment]
     model.trace_meta = lambda: meta  # type: ignore[assignment]
-    return Watch(adapter, wanted=lambda: False, deliver=lambda *_: None)
+    return ForwardObserver(adapter, wanted=lambda: False, deliver=lambda *_: None)
 
 
 def is_torchtitan_moe(model: nn.Module) -> bool:

@@ -14,8 +14,8 @@ from torchtitan.components.tokenizer import HuggingFaceTokenizer
 from loopscope.analysis import open_run
 from loopscope.errors import CheckpointMismatchError, ConfigError, ProbeError
 from loopscope.integrations.torchtitan.offline_checkpoint import (
+    CheckpointSource,
     Legacy,
-    Source,
     step_of,
     training_of,
 )
@@ -50,7 +50,7 @@ class OfflineSettings:
     legacy: Legacy | None = None
     """Old checkpoints that no run's description fits."""
 
-    def source_of(self, checkpoint: Path) -> Source:
+    def source_of(self, checkpoint: Path) -> CheckpointSource:
         """Where the checkpoint's model comes from."""
         return self.legacy or training_of(checkpoint, self.run, self.tokenizer)
 
@@ -60,7 +60,7 @@ class OfflineSettings:
         return torch.float32 if self.dtype == "fp32" else None
 
 
-def encode_for(source: Source, settings: OfflineSettings) -> EncodedCorpus:
+def encode_for(source: CheckpointSource, settings: OfflineSettings) -> EncodedCorpus:
     """The corpus under the run's tokenizer.
 
     Raises:
@@ -102,7 +102,7 @@ def probe_checkpoints(
         checkpoints: complete step-N folders of one run.
         out: folder of the run for the rows.
         settings: how.
-        progress: hears of every step that is done.
+        progress: called with every step that is done.
 
     Returns:
         The steps that were probed now.
@@ -168,7 +168,7 @@ def _probe(
     step: int,
     corpus: EncodedCorpus,
     settings: OfflineSettings,
-    training: Source,
+    training: CheckpointSource,
     before: tuple[int, Chosen] | None,
 ) -> tuple[int, Chosen] | None:
     collector = scope.collector
@@ -180,14 +180,12 @@ def _probe(
     if settings.deep is None:
         return None
     result = run_deep_probe(model, corpus, settings.deep, batch_size=batch_size, before=before)
-    collector.record_rows(step, result.tables)
-    for text in result.skipped:
-        collector.record_event(step, "probe_skipped", "warn", detail=text)
+    result.record(collector, step)
     return step, result.chosen
 
 
 def _chosen_before(
-    earlier: Sequence[Path], training: Source, corpus: EncodedCorpus, settings: OfflineSettings
+    earlier: Sequence[Path], training: CheckpointSource, corpus: EncodedCorpus, settings: OfflineSettings
 ) -> tuple[int, Chosen] | None:
     """What the last checkpoint that was done before chose: going on gives the rows of never having stopped."""
     if settings.deep is None or not earlier:

@@ -54,12 +54,63 @@ class Training:
         return self.shape.max_seq_len
 
     def check(self, checkpoint: Path) -> None:
-        """Refuse an incomplete checkpoint; see `check_complete`."""
-        check_complete(checkpoint)
+        """Refuse a checkpoint that was not written to its end, by its name.
+
+        Raises:
+            ConfigError: there is no such folder.
+            ProbeError: its metadata or a piece of its data is missing or cut off.
+        """
+        if not checkpoint.is_dir():
+            raise ConfigError(f"there is no checkpoint {checkpoint}, expected a step-N folder")
+        incomplete = f"checkpoint {checkpoint.name} in {checkpoint.parent} is incomplete"
+        if not (checkpoint / _METADATA).is_file():
+            raise ProbeError(
+                f"{incomplete}: {_METADATA}, which is written last, is missing. Its writing was cut off; use another "
+                "one."
+            )
+        try:
+            pieces = FileSystemReader(checkpoint).read_metadata().storage_data.values()
+        except Exception as error:  # noqa: BLE001 - a cut pickle raises whatever its last bytes make of it
+            raise ProbeError(
+                f"{incomplete}: {_METADATA} cannot be read "
+                f"({type(error).__name__}: {error}). Its writing was cut off; use another one."
+            ) from None
+        needed: dict[str, int] = {}
+        for piece in pieces:
+            end = piece.offset + piece.length
+            needed[piece.relative_path] = max(end, needed.get(piece.relative_path, 0))
+        for name, size in sorted(needed.items()):
+            path = checkpoint / name
+            have = path.stat().st_size if path.is_file() else 0
+            if have < size:
+                raise ProbeError(
+                    f"{incomplete}: {name} has {have} bytes, expected {size}. Its writing was cut off; use another one."
+                )
 
     def load(self, checkpoint: Path, dtype: torch.dtype | None) -> nn.Module:
-        """The model of a checkpoint; see `load_model`."""
-        return load_model(checkpoint, self, dtype=dtype)
+        """The model with the checkpoint's parameters, on the accelerator where there is one.
+
+        Args:
+            checkpoint: a complete one.
+            dtype: of the parameters; None takes what the training's forwards had.
+
+        Raises:
+            ProbeError: the checkpoint is of another architecture.
+        """
+        model: nn.Module = build_config(self.shape).build()
+        model.init_weights(buffer_device=None)  # type: ignore[operator]  # nn.Module types every attribute as a tensor
+        state = model.state_dict()
+        _check_architecture(checkpoint, state)
+        with warnings.catch_warnings():
+            # It says that it loads in a single process, which is what is wanted.
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            load(state, checkpoint_id=checkpoint, no_dist=True)
+        model.load_state_dict(state)
+        for parameter in model.parameters():
+            # Buffers keep their type, as they do under mixed precision in training.
+            parameter.data = parameter.data.to(dtype or self.param_dtype)
+        device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return model.to(device or "cpu")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +152,7 @@ class Legacy:
         return model if dtype is None else model.to(dtype)
 
 
-Source = Training | Legacy
+CheckpointSource = Training | Legacy
 """Where a checkpoint's model comes from."""
 
 
@@ -131,41 +182,6 @@ def find_checkpoints(folder: Path) -> list[Path]:
     raise ConfigError(
         f"{folder} holds no checkpoint; expected step-N folders in it, or in its torchtitan/checkpoint"
     )
-
-
-def check_complete(checkpoint: Path) -> None:
-    """Refuse a checkpoint that was not written to its end, by its name.
-
-    Raises:
-        ConfigError: there is no such folder.
-        ProbeError: its metadata or a piece of its data is missing or cut off.
-    """
-    if not checkpoint.is_dir():
-        raise ConfigError(f"there is no checkpoint {checkpoint}, expected a step-N folder")
-    if not (checkpoint / _METADATA).is_file():
-        raise ProbeError(
-            f"checkpoint {checkpoint.name} in {checkpoint.parent} is incomplete: {_METADATA}, which is written last, "
-            "is missing. Its writing was cut off; use another one."
-        )
-    try:
-        pieces = FileSystemReader(checkpoint).read_metadata().storage_data.values()
-    except Exception as error:  # noqa: BLE001 - a cut pickle raises whatever its last bytes make of it
-        raise ProbeError(
-            f"checkpoint {checkpoint.name} in {checkpoint.parent} is incomplete: {_METADATA} cannot be read "
-            f"({type(error).__name__}: {error}). Its writing was cut off; use another one."
-        ) from None
-    needed: dict[str, int] = {}
-    for piece in pieces:
-        end = piece.offset + piece.length
-        needed[piece.relative_path] = max(end, needed.get(piece.relative_path, 0))
-    for name, size in sorted(needed.items()):
-        path = checkpoint / name
-        have = path.stat().st_size if path.is_file() else 0
-        if have < size:
-            raise ProbeError(
-                f"checkpoint {checkpoint.name} in {checkpoint.parent} is incomplete: {name} has {have} bytes, expected "
-                f"{size}. Its writing was cut off; use another one."
-            )
 
 
 def training_of(checkpoint: Path, run: Path | None = None, tokenizer: Path | None = None) -> Training:
@@ -233,33 +249,6 @@ def shape_of(model: Mapping[str, Any]) -> LoopMoEShape:
         max_seq_len=edge["attention"]["rope"]["max_seq_len"],
         dropout=edge["dropout"],
     )
-
-
-def load_model(checkpoint: Path, training: Training, *, dtype: torch.dtype | None = None) -> nn.Module:
-    """The model with the checkpoint's parameters, on the accelerator where there is one.
-
-    Args:
-        checkpoint: a complete one.
-        training: the run that wrote it.
-        dtype: of the parameters; None takes what the training's forwards had.
-
-    Raises:
-        ProbeError: the checkpoint is of another architecture.
-    """
-    model: nn.Module = build_config(training.shape).build()
-    model.init_weights(buffer_device=None)  # type: ignore[operator]  # nn.Module types every attribute as a tensor
-    state = model.state_dict()
-    _check_architecture(checkpoint, state)
-    with warnings.catch_warnings():
-        # It says that it loads in a single process, which is what is wanted.
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        load(state, checkpoint_id=checkpoint, no_dist=True)
-    model.load_state_dict(state)
-    for parameter in model.parameters():
-        # Buffers keep their type, as they do under mixed precision in training.
-        parameter.data = parameter.data.to(dtype or training.param_dtype)
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return model.to(device or "cpu")
 
 
 def _check_architecture(checkpoint: Path, state: Mapping[str, torch.Tensor]) -> None:

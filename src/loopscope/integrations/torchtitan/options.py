@@ -47,7 +47,7 @@ class LoopscopeOptions:
     probe_batch_size: int = 8
     """Documents per probe forward."""
     alerts: AlertConfig = field(default_factory=AlertConfig)
-    """The alert rules' bounds, and where an alert is told besides the log and the health table."""
+    """The alert rules' bounds, and where alerts are sent besides the log and the health table."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types, without secrets: torchtitan logs this, and hands it to trackers."""

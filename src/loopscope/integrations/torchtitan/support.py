@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from loopscope.capture.settings import RunSettings
-from loopscope.capture.support import SupportEntry, preflight
+from loopscope.capture.support import preflight
+from loopscope.capture.support_table import SupportEntry
 from loopscope.integrations.torchtitan.trackers import tracker_names
 
 _DEGREES = {
@@ -36,10 +37,10 @@ def settings_from(trainer: Any) -> RunSettings:
     return RunSettings(**found)
 
 
-def check_support(trainer: Any, task: str = "pretrain") -> list[SupportEntry]:
+def check_support(trainer: Any) -> list[SupportEntry]:
     """Log the gaps of a ``Trainer.Config`` and stop at a rejected one.
 
     Raises:
         UnsupportedError: names every rejected setting.
     """
-    return preflight(settings_from(trainer), task, "torchtitan")
+    return preflight(settings_from(trainer), "pretrain", "torchtitan")

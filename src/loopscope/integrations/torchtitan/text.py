@@ -41,8 +41,6 @@ class PreparedText:
 
     tokenizer_path: Path
     """Folder that torchtitan's tokenizer loader reads (`hf_assets_path`)."""
-    dataset_name: str
-    """Name to register and to configure as `dataloader.dataset`."""
     dataset_path: Path
     """Arrow file of the documents (`dataloader.dataset_path`)."""
     vocab_size: int
@@ -51,8 +49,6 @@ class PreparedText:
     """Hash of the documents, the vocabulary's size and the format, in hexadecimal."""
     num_documents: int
     """Documents; a job needs at least one for each data-parallel rank."""
-    num_chars: int
-    """Characters of all documents."""
     source: str
     """What the text is, for people."""
 
@@ -90,12 +86,10 @@ def prepare_text(text: Path | None, cache_dir: Path, vocab_size: int) -> Prepare
     manifest = json.loads((target / _MANIFEST).read_text())
     return PreparedText(
         tokenizer_path=target / "tokenizer",
-        dataset_name=DATASET_NAME,
         dataset_path=target / _DATA_FILE,
         vocab_size=manifest["vocab_size"],
         sha256=digest,
         num_documents=len(found),
-        num_chars=sum(len(piece) for _, piece in found),
         source=source,
     )
 

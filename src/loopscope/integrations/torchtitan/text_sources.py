@@ -33,7 +33,7 @@ class SourceFile:
     """One file of the training text."""
 
     path: Path
-    """Where it lies."""
+    """Path on disk."""
     name: str
     """Its path relative to the root, with forward slashes; part of the content hash."""
     text: str

@@ -42,13 +42,13 @@ def tracker_names(config: Any) -> tuple[str, ...]:
 def share_loggers(processor: Any, settings: LoopscopeConfig, failed: Callable[[str], None]) -> dict[str, Any]:
     """What torchtitan started, by tracker name; an exception where it did not.
 
-    Under ``on_error="record"`` its own loggers get a guard: one that raises is told, and dropped after some
+    Under ``on_error="record"`` its own loggers get a guard: a failure is reported, and the logger dropped after some
     failures in a row, instead of ending the training.
 
     Args:
         processor: torchtitan's ``MetricsProcessor``.
         settings: of the run.
-        failed: is told of a logger that fails.
+        failed: called with what happened where a logger fails.
     """
     loggers = getattr(processor.logger, "_loggers", [])
     found: dict[str, Any] = {}
@@ -73,7 +73,7 @@ class GuardedLogger(BaseLogger):
     Args:
         name: the tracker's.
         inner: torchtitan's logger.
-        failed: is told of the first failure, and when it is dropped.
+        failed: called at the first failure, and when the logger is dropped.
     """
 
     def __init__(self, name: str, inner: Any, failed: Callable[[str], None]) -> None:
@@ -92,18 +92,18 @@ class GuardedLogger(BaseLogger):
             self._failures += 1
             self._in_a_row += 1
             if self._in_a_row >= MAX_FAILURES:
-                self._tell(f"torchtitan's logger is off after {self._in_a_row} failures in a row", error)
+                self._report(f"torchtitan's logger is off after {self._in_a_row} failures in a row", error)
             elif self._failures == 1:
-                self._tell(f"torchtitan's logger lost the values of step {step}", error)
+                self._report(f"torchtitan's logger lost the values of step {step}", error)
 
     def close(self) -> None:
         """Hand on."""
         try:
             self.inner.close()
         except Exception as error:  # noqa: BLE001  (the training has ended)
-            self._tell("torchtitan's logger did not close", error)
+            self._report("torchtitan's logger did not close", error)
 
-    def _tell(self, what: str, error: Exception) -> None:
+    def _report(self, what: str, error: Exception) -> None:
         detail = f"{self._name}: {what}: {describe(error)}"
         _log.warning("%s", detail)
         self._failed(detail)

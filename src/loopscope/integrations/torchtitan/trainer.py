@@ -13,14 +13,14 @@ from torch import Tensor
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.trainer import Trainer
 
-from loopscope.capture.runtime import Watch
+from loopscope.capture.runtime import ForwardObserver
 from loopscope.collect import GroupReducer
 from loopscope.integrations.torchtitan.checks import check_config, check_model
 from loopscope.integrations.torchtitan.grad_norm import GradNorm, captured_grad_norm
 from loopscope.integrations.torchtitan.moe_adapter import is_torchtitan_moe, observe
 from loopscope.integrations.torchtitan.objective import AuxScale, StepLosses, device_loss
 from loopscope.integrations.torchtitan.options import LoopscopeOptions
-from loopscope.integrations.torchtitan.probing import TrainerProbe
+from loopscope.integrations.torchtitan.probing import TrainerProbe, corpus_of
 from loopscope.integrations.torchtitan.support import check_support
 from loopscope.integrations.torchtitan.trackers import FLAGS, share_loggers, tracker_names
 from loopscope.integrations.torchtitan.warm_up import compile_reductions
@@ -62,12 +62,12 @@ class LoopscopeTrainer(Trainer):
         self._headline: dict[str, float] = {}
         self._tracing = False
         self._lr: float | None = None
-        self._watch: Watch | None = None
+        self._observer: ForwardObserver | None = None
         self.session = Loopscope(settings)
         super().__init__(config)
         self.model = self.model_parts[0]
         # torchtitan's own MoE models get the trace contract through hooks; ours have it.
-        self._watch = observe(self.model) if is_torchtitan_moe(self.model) else None
+        self._observer = observe(self.model) if is_torchtitan_moe(self.model) else None
         check_model(self.model)
         self._scale = self._aux_scale()
         self.session.open(
@@ -79,9 +79,19 @@ class LoopscopeTrainer(Trainer):
             meta=self.model.trace_meta(),
             configuration=config.to_dict(),
         )
-        self._probe = TrainerProbe.build(self) if settings.probe_every else None
-        if self._probe is not None:
-            self.session.use_corpus(self._probe.corpus)
+        self._probe: TrainerProbe | None = None
+        if settings.probe_every:
+            corpus = corpus_of(config, self.tokenizer)
+            self._probe = TrainerProbe(
+                self.session,
+                self.model,
+                corpus,
+                config.loopscope,
+                device=self.device,
+                last_step=config.training.steps,
+                context=self.train_context,
+            )
+            self.session.use_corpus(corpus)
         self.session.share_trackers(share_loggers(self.metrics_processor, settings, self._logger_failed))
         self._has_trackers = any(name in FLAGS for name in settings.trackers)
         self._log = self.metrics_processor.log
@@ -235,7 +245,10 @@ class LoopscopeTrainer(Trainer):
             self._probe.run(0)
 
     def _compile_reductions(self) -> None:
-        done = compile_reductions(self)
+        training = self.config.training
+        shape = (training.local_batch_size, training.seq_len)
+        tokens_BS = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        done = compile_reductions(self.model, tokens_BS, self.train_context)
         if done is not None and self.session.collector is not None:
             detail = f"{done.compiled} reductions compiled in {done.seconds:.1f} s, {len(done.failed)} failed"
             self.session.collector.record_event(self.step, "warm_up", "info", detail=detail)
@@ -254,8 +267,8 @@ class LoopscopeTrainer(Trainer):
     def close(self) -> None:
         """Write and seal what is left of the rows, then close torchtitan's parts."""
         try:
-            if self._watch is not None:
-                self._watch.remove()
+            if self._observer is not None:
+                self._observer.remove()
             # First, since the last values and alerts still go to the W&B run that torchtitan ends.
             self.session.close()
         finally:

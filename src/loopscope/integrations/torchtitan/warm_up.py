@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchtitan.tools.logging import logger
 
 from loopscope.collect import reduce_trace
 from loopscope.metrics import WarmUp, warm_up_like
 from loopscope.trace import NullCollector, TraceMeta, TraceSink, run_probe_forward
-
-if TYPE_CHECKING:
-    from loopscope.integrations.torchtitan.trainer import LoopscopeTrainer
 
 
 class _ShapeTaker(NullCollector):
@@ -29,19 +26,22 @@ class _ShapeTaker(NullCollector):
         return {}
 
 
-def compile_reductions(trainer: LoopscopeTrainer) -> WarmUp | None:
+def compile_reductions(
+    model: nn.Module, tokens_BS: Tensor, context: Callable[[], AbstractContextManager[object]]
+) -> WarmUp | None:
     """Run one forward of the training shape, isolated as a probe is, and compile what its trace needs.
 
     Collective: every rank calls it. Announced in the log before it starts, and with its time when it is done;
     a kernel that cannot be made is named, and its visits are reduced eagerly.
+
+    Args:
+        model: the trainer's.
+        tokens_BS: token ids of the training's shape, on its device.
+        context: makes the trainer's own context of a forward.
     """
-    training = trainer.config.training
-    tokens = torch.zeros(
-        training.local_batch_size, training.seq_len, dtype=torch.int64, device=trainer.device
-    )
     taker = _ShapeTaker()
     logger.info("loopscope: compiling the reductions of a trace; this takes some seconds for each shape")
-    run_probe_forward(trainer.model, tokens, collector=taker, step=0, context=trainer.train_context)
+    run_probe_forward(model, tokens_BS, collector=taker, step=0, context=context)
     done = taker.done
     if done is not None:
         logger.info(f"loopscope: {done.compiled} reduction(s) compiled in {done.seconds:.1f} s")

@@ -1,4 +1,4 @@
-"""The training loop of the toy: what a loop of one's own needs to do, and nothing else."""
+"""The training loop of the toy: the least that a custom loop has to do."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ def train_toy(
     Args:
         model: the toy model.
         corpus: what to train on and to probe.
-        collector: hears every step.
+        collector: called at every step.
         settings: length and schedule.
-        begin_step: told (step, tokens seen with it) before each step's callbacks.
+        begin_step: called with (step, tokens seen with it) before each step's callbacks.
 
     Raises:
         LeakError: a trace tensor or its storage outlived a callback.

@@ -1,4 +1,4 @@
-"""The callback: attaches at the start of training, names each step, lets go at the end."""
+"""The callback: attaches at the start of training, reports each step, closes at the end."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class LoopscopeCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Let go, and write what is left."""
+        """Remove the hooks and write what is left."""
         self.close()
 
     def close(self) -> None:

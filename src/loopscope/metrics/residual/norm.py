@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from loopscope.metrics.context import VisitContext
-from loopscope.metrics.metric import Family, Metric, Slot
+from loopscope.metrics.family import Family, FoundColumns, Slot
 from loopscope.metrics.partials import Partials
 
 
@@ -24,7 +23,7 @@ def _partial(c: VisitContext) -> Mapping[str, Tensor]:
     }
 
 
-def _finish(p: Partials) -> Mapping[str, Any]:
+def _finish(p: Partials) -> FoundColumns:
     return {
         "norm_mean": p.mean("norm"),
         "rms": np.sqrt(p.mean("mean_square")),
@@ -33,41 +32,10 @@ def _finish(p: Partials) -> Mapping[str, Any]:
     }
 
 
-def _metric(name: str, formula: str, merge: str) -> Metric:
-    return Metric(
-        name=name,
-        table="residual",
-        kind="float64",
-        formula=formula,
-        unit="activation",
-        needs=("residual",),
-        merge=merge,
-        source="definition",
-        null_rule="non-finite residual: nonfinite; no valid token: absent",
-    )
-
-
 FAMILY: Family[VisitContext] = Family(
-    metrics=(
-        _metric("norm_mean", "mean_t ‖h_t‖₂", "sum"),
-        _metric("rms", "sqrt(mean over tokens and d of h²)", "sum"),
-        _metric("abs_max", "max |h|", "max"),
-        Metric(
-            name="nonfinite_count",
-            table="residual",
-            kind="int64",
-            formula="non-finite entries of h",
-            unit="entries",
-            needs=(),
-            merge="sum",
-            source="definition",
-            null_rule="never; 0 where there is no valid token",
-            empty_is_value=True,
-        ),
-    ),
+    module=__name__,
     sums=(Slot("norm"), Slot("mean_square"), Slot("nonfinite_residual")),
     maxima=(Slot("abs_max"),),
     partial=_partial,
     finish=_finish,
 )
-"""Norms."""

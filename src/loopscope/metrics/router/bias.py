@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from loopscope.metrics.context import VisitContext
-from loopscope.metrics.metric import Family, Metric, Slot, absent
+from loopscope.metrics.family import Family, FoundColumns, Slot
+from loopscope.metrics.null import Masked, absent
 from loopscope.metrics.partials import EMPTY, Partials
 
 _NO_BIAS = absent("no expert_bias")
@@ -33,41 +33,18 @@ def _partial(c: VisitContext) -> Mapping[str, Tensor]:
     }
 
 
-def _finish(p: Partials) -> Mapping[str, Any]:
-    if not p.number("bias_tokens"):
-        return {"expert_bias": _NO_BIAS, "bias_jaccard": _NO_BIAS}
-    return {"expert_bias": p["bias"], "bias_jaccard": p.mean("bias_jaccard", "bias_tokens")}
-
-
-def _metric(name: str, kind: str, formula: str, unit: str, needs: tuple[str, ...], merge: str) -> Metric:
-    return Metric(
-        name=name,
-        table="router",
-        kind=kind,  # type: ignore[arg-type]
-        formula=formula,
-        unit=unit,
-        needs=needs,
-        merge=merge,
-        source="loss-free balancing of Wang et al. 2024, arXiv 2408.15664",
-        null_rule="no bias or no valid token: absent; non-finite bias or score: nonfinite",
-    )
+def _finish(p: Partials) -> FoundColumns:
+    without = p.number("bias_tokens") == 0
+    return {
+        "expert_bias": Masked(p["bias"], (without, _NO_BIAS)),
+        "bias_jaccard": Masked(p.mean("bias_jaccard", "bias_tokens"), (without, _NO_BIAS)),
+    }
 
 
 FAMILY: Family[VisitContext] = Family(
-    metrics=(
-        _metric("expert_bias", "list<float32>", "the bias b_e", "score", (), "last (equal within a step)"),
-        _metric(
-            "bias_jaccard",
-            "float64",
-            "mean_t |S_t ∩ S'_t| / |S_t ∪ S'_t|, S' the choice without the bias",
-            "1",
-            ("choice_scores", "topk_idx"),
-            "sum",
-        ),
-    ),
+    module=__name__,
     sums=(Slot("bias_tokens"), Slot("bias_jaccard")),
     maxima=(Slot("bias", "E"),),
     partial=_partial,
     finish=_finish,
 )
-"""Expert bias."""

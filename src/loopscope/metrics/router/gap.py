@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from loopscope.metrics.context import VisitContext
+from loopscope.metrics.family import Family, FoundColumns, Slot
 from loopscope.metrics.histogram import histogram, quantile
-from loopscope.metrics.metric import NOT_APPLICABLE, Family, Kind, Metric, Slot
+from loopscope.metrics.null import NOT_APPLICABLE
 from loopscope.metrics.partials import Partials
 
 _COLUMNS = ("selection_gap_mean", "selection_gap_min", "selection_gap_hist", "selection_gap_p01")
@@ -27,7 +27,7 @@ def _partial(c: VisitContext) -> Mapping[str, Tensor]:
     }
 
 
-def _finish(p: Partials) -> Mapping[str, Any]:
+def _finish(p: Partials) -> FoundColumns:
     if p.top_k == p.num_experts:
         return dict.fromkeys(_COLUMNS, NOT_APPLICABLE)
     return {
@@ -38,40 +38,10 @@ def _finish(p: Partials) -> Mapping[str, Any]:
     }
 
 
-def _metric(name: str, formula: str, merge: str, unit: str = "score", kind: Kind = "float64") -> Metric:
-    return Metric(
-        name=name,
-        table="router",
-        kind=kind,
-        formula=formula,
-        unit=unit,
-        needs=("choice_scores",),
-        merge=merge,
-        source="definition; r = selection_scores where given, else raw logits (score_space says which)",
-        null_rule="k = E: not_applicable; non-finite score: nonfinite; no valid token: absent",
-    )
-
-
 FAMILY: Family[VisitContext] = Family(
-    metrics=(
-        _metric("selection_gap_mean", "mean_t (r_(k) − r_(k+1))", "sum"),
-        _metric("selection_gap_min", "min_t (r_(k) − r_(k+1))", "max of negative"),
-        _metric(
-            "selection_gap_hist",
-            "tokens per half-octave bin of r_(k) − r_(k+1)",
-            "sum",
-            "tokens",
-            "list<int64>",
-        ),
-        _metric(
-            "selection_gap_p01",
-            "1% quantile from selection_gap_hist, error within one bin",
-            "from selection_gap_hist",
-        ),
-    ),
+    module=__name__,
     sums=(Slot("gap"), Slot("gap_hist", "bins")),
     maxima=(Slot("gap_neg_min"),),
     partial=_partial,
     finish=_finish,
 )
-"""Selection gap."""

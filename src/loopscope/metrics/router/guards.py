@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from loopscope.metrics.context import VisitContext
-from loopscope.metrics.metric import Family, Slot
-from loopscope.metrics.partials import Partials
+from loopscope.metrics.family import Family, Slot
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -36,14 +34,8 @@ def _partial(c: VisitContext) -> Mapping[str, Tensor]:
     }
 
 
-def _finish(p: Partials) -> Mapping[str, Any]:
-    return {}
-
-
 FAMILY: Family[VisitContext] = Family(
-    metrics=(),
+    module=__name__,
     sums=(Slot("prob_like"), Slot("bad_weights"), Slot("bad_index")),
     partial=_partial,
-    finish=_finish,
 )
-"""Guards."""

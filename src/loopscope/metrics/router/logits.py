@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from loopscope.metrics.context import VisitContext
 from loopscope.metrics.dense import bad_entries
-from loopscope.metrics.metric import Family, Metric, Slot
+from loopscope.metrics.family import Family, FoundColumns, Slot
 from loopscope.metrics.partials import Partials
 
 
@@ -34,7 +33,7 @@ def _partial(c: VisitContext) -> Mapping[str, Tensor]:
     }
 
 
-def _finish(p: Partials) -> Mapping[str, Any]:
+def _finish(p: Partials) -> FoundColumns:
     return {
         "logit_rms": np.sqrt(p.mean("logit_sq")),
         "logit_abs_max": p.number("logit_abs_max"),
@@ -42,38 +41,8 @@ def _finish(p: Partials) -> Mapping[str, Any]:
     }
 
 
-def _metric(name: str, formula: str, merge: str) -> Metric:
-    return Metric(
-        name=name,
-        table="router",
-        kind="float64",
-        formula=formula,
-        unit="logit",
-        needs=("router_logits",),
-        merge=merge,
-        source="definition",
-        null_rule="non-finite logit: nonfinite; no valid token: absent",
-    )
-
-
 FAMILY: Family[VisitContext] = Family(
-    metrics=(
-        _metric("logit_rms", "sqrt(mean over tokens and experts of logit²)", "sum"),
-        _metric("logit_abs_max", "max |logit|", "max"),
-        Metric(
-            name="nonfinite_count",
-            table="router",
-            kind="int64",
-            formula="non-finite logits; in tokens whose logits are finite, non-finite probabilities, weights "
-            "and selection scores",
-            unit="entries",
-            needs=(),
-            merge="sum",
-            source="definition",
-            null_rule="never; 0 where there is no valid token",
-            empty_is_value=True,
-        ),
-    ),
+    module=__name__,
     sums=(
         Slot("logit_sq"),
         Slot("nonfinite_router_logits"),
@@ -86,4 +55,3 @@ FAMILY: Family[VisitContext] = Family(
     partial=_partial,
     finish=_finish,
 )
-"""Logits and non-finite entries."""

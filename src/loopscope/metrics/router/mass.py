@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from loopscope.metrics.context import VisitContext
-from loopscope.metrics.metric import NOT_APPLICABLE, Family, Metric, Slot
+from loopscope.metrics.family import Family, FoundColumns, Slot
+from loopscope.metrics.null import NOT_APPLICABLE, Masked
 from loopscope.metrics.partials import Partials
 from loopscope.metrics.router.violation import max_violation
 
@@ -26,69 +26,22 @@ def _partial(c: VisitContext) -> Mapping[str, Tensor]:
     return {"mass": c.scatter(fixed).double() / _SCALE}
 
 
-def _finish(p: Partials) -> Mapping[str, Any]:
-    if p.tokens > 0 and p["mass"].sum() == 0.0:
-        # Every weight is 0, as where a sigmoid router's probabilities underflow: no share, and nothing non-finite.
-        return {
-            "expert_mass": p["mass"],
-            **dict.fromkeys(("maxvio_mass", "mass_to_count_ratio"), NOT_APPLICABLE),
-        }
-    violation_mass, violation_count = max_violation(p["mass"]), max_violation(p["count"])
+def _finish(p: Partials) -> FoundColumns:
+    mass = p["mass"]
+    violation_mass, violation_count = max_violation(mass), max_violation(p["count"])
+    # Every weight is 0, as where a sigmoid router's probabilities underflow: no share, and nothing non-finite.
+    weightless = ((p.tokens > 0) & (mass.sum(1) == 0.0), NOT_APPLICABLE)
+    balanced = (violation_count < _BALANCED, NOT_APPLICABLE)
     return {
-        "expert_mass": p["mass"],
-        "maxvio_mass": violation_mass,
-        "mass_to_count_ratio": NOT_APPLICABLE
-        if violation_count < _BALANCED
-        else violation_mass / violation_count,
+        "expert_mass": mass,
+        "maxvio_mass": Masked(violation_mass, weightless),
+        "mass_to_count_ratio": Masked(violation_mass / violation_count, weightless, balanced),
     }
 
 
-def _metric(name: str, kind: str, formula: str, unit: str, merge: str, null_rule: str, **more: Any) -> Metric:
-    return Metric(
-        name=name,
-        table="router",
-        kind=kind,  # type: ignore[arg-type]
-        formula=formula,
-        unit=unit,
-        needs=("topk_idx", "topk_weights"),
-        merge=merge,
-        source="MaxVio of Wang et al. 2024, arXiv 2408.15664, on combine weights instead of counts",
-        null_rule=null_rule,
-        **more,
-    )
-
-
 FAMILY: Family[VisitContext] = Family(
-    metrics=(
-        _metric(
-            "expert_mass",
-            "list<float32>",
-            "m_e = Σ_t w_te",
-            "tokens",
-            "sum",
-            "non-finite weight: nonfinite; zeros where there is no valid token",
-            empty_is_value=True,
-        ),
-        _metric(
-            "maxvio_mass",
-            "float64",
-            "max_e E·m_e/Σm − 1",
-            "1",
-            "from expert_mass",
-            "non-finite weight: nonfinite; no weight above 0: not_applicable; no valid token: absent",
-        ),
-        _metric(
-            "mass_to_count_ratio",
-            "float64",
-            "maxvio_mass / maxvio_count",
-            "1",
-            "from expert_mass, expert_count",
-            "maxvio_count < 1e-6 or no weight above 0: not_applicable; non-finite weight: nonfinite; "
-            "no valid token: absent",
-        ),
-    ),
+    module=__name__,
     sums=(Slot("mass", "E"),),
     partial=_partial,
     finish=_finish,
 )
-"""Combine-weight mass."""

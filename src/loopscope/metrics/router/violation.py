@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from loopscope.metrics.context import VisitContext
-from loopscope.metrics.metric import Family, Metric, Slot
-from loopscope.metrics.partials import EMPTY, Partials
+from loopscope.metrics.family import Family, FoundColumns, Slot
+from loopscope.metrics.partials import EMPTY, Floats, Partials
 
 
-def relative_load(load: NDArray[np.float64]) -> NDArray[np.float64]:
-    """u = load over its mean, [E]; NaN where nothing was loaded."""
-    mean = load.mean()
-    return load / mean if mean > 0 else np.full_like(load, np.nan)
+def relative_load(load: Floats) -> Floats:
+    """u = load over its mean, [V, E] → [V, E]; NaN where nothing was loaded."""
+    mean = load.mean(1, keepdims=True)
+    return load / np.where(mean > 0, mean, np.nan)
 
 
-def max_violation(load: NDArray[np.float64]) -> float:
-    """max u − 1."""
-    return float(relative_load(load).max() - 1)
+def max_violation(load: Floats) -> Floats:
+    """max u − 1, [V, E] → [V]."""
+    found: Floats = relative_load(load).max(1) - 1
+    return found
 
 
 def _partial(c: VisitContext) -> Mapping[str, Tensor]:
@@ -36,43 +35,22 @@ def _partial(c: VisitContext) -> Mapping[str, Tensor]:
     }
 
 
-def _finish(p: Partials) -> Mapping[str, Any]:
+def _finish(p: Partials) -> FoundColumns:
     u = relative_load(p["count"])
-    over_ranks = p.number("maxvio_rank")
+    highest, over_ranks = u.max(1) - 1, p.number("maxvio_rank")
     return {
-        "maxvio_count": u.max() - 1,
-        "minvio_count": u.min() - 1,
-        "avgvio_count": np.abs(u - 1).mean(),
+        "maxvio_count": highest,
+        "minvio_count": u.min(1) - 1,
+        "avgvio_count": np.abs(u - 1).mean(1),
         "maxvio_micro_mean": p.mean("maxvio_tokens"),
-        "maxvio_rank_max": over_ranks if np.isfinite(over_ranks) else u.max() - 1,
+        "maxvio_rank_max": np.where(np.isfinite(over_ranks), over_ranks, highest),
     }
 
 
-def _metric(name: str, formula: str, merge: str = "from expert_count") -> Metric:
-    return Metric(
-        name=name,
-        table="router",
-        kind="float64",
-        formula=formula,
-        unit="1",
-        needs=("topk_idx",),
-        merge=merge,
-        source="MaxVio of Wang et al. 2024, arXiv 2408.15664",
-        null_rule="no valid token: absent",
-    )
-
-
 FAMILY: Family[VisitContext] = Family(
-    metrics=(
-        _metric("maxvio_count", "max_e u_e − 1"),
-        _metric("minvio_count", "min_e u_e − 1"),
-        _metric("avgvio_count", "mean_e |u_e − 1|"),
-        _metric("maxvio_micro_mean", "token-weighted mean of max u − 1 over microbatch × rank", "sum"),
-        _metric("maxvio_rank_max", "the largest rank's max u − 1", "max"),
-    ),
+    module=__name__,
     sums=(Slot("maxvio_tokens"),),
     maxima=(Slot("maxvio_rank"),),
     partial=_partial,
     finish=_finish,
 )
-"""Violations of balance."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor
 
 from loopscope.metrics.context import PairContext
 from loopscope.metrics.dense import bad_entries
-from loopscope.metrics.metric import Family, Metric, Slot
+from loopscope.metrics.family import Family, FoundColumns, Slot
 from loopscope.metrics.partials import Partials
 from loopscope.metrics.ratio import safe_ratio
 
@@ -31,8 +30,8 @@ def _partial(c: PairContext) -> Mapping[str, Tensor]:
     }
 
 
-def _finish(p: Partials) -> Mapping[str, Any]:
-    excluded, no_cosine = p.number("ratio_excluded"), p.number("cosine_excluded")
+def _finish(p: Partials) -> FoundColumns:
+    excluded = p.number("ratio_excluded")
     return {
         "delta_norm_mean": p.mean("delta_norm"),
         "relative_delta": p.mean_without("relative_delta", "ratio_excluded"),
@@ -40,62 +39,13 @@ def _finish(p: Partials) -> Mapping[str, Any]:
         "growth": p.mean_without("growth", "ratio_excluded"),
         "growth_excluded": excluded,
         "state_cosine": p.mean_without("state_cosine", "cosine_excluded"),
-        "state_cosine_excluded": no_cosine,
+        "state_cosine_excluded": p.number("cosine_excluded"),
         "nonfinite_count": p.number("nonfinite_residual"),
     }
 
 
-def _metric(name: str, formula: str, unit: str = "1") -> Metric:
-    return Metric(
-        name=name,
-        table="transition",
-        kind="float64",
-        formula=formula,
-        unit=unit,
-        needs=("residual",),
-        merge="sum",
-        source="definition",
-        null_rule="non-finite residual: nonfinite; no valid token: absent; all excluded: not_applicable",
-    )
-
-
-def _excluded(name: str, formula: str) -> Metric:
-    return Metric(
-        name=name,
-        table="transition",
-        kind="int64",
-        formula=formula,
-        unit="tokens",
-        needs=("residual",),
-        merge="sum",
-        source="definition",
-        null_rule="non-finite residual: nonfinite",
-        empty_is_value=True,
-    )
-
-
 FAMILY: Family[PairContext] = Family(
-    metrics=(
-        _metric("delta_norm_mean", "mean_t ‖D_t‖", "activation"),
-        _metric("relative_delta", "mean_t ‖D_t‖/‖h_from,t‖"),
-        _excluded("relative_delta_excluded", "#{t : ‖h_from,t‖ < 1e-12}"),
-        _metric("growth", "mean_t ‖h_to,t‖/‖h_from,t‖"),
-        _excluded("growth_excluded", "#{t : ‖h_from,t‖ < 1e-12}"),
-        _metric("state_cosine", "mean_t cos(h_from,t, h_to,t)"),
-        _excluded("state_cosine_excluded", "#{t : ‖h_from,t‖·‖h_to,t‖ < 1e-12}"),
-        Metric(
-            name="nonfinite_count",
-            table="transition",
-            kind="int64",
-            formula="non-finite entries of h_from and h_to",
-            unit="entries",
-            needs=(),
-            merge="sum",
-            source="definition",
-            null_rule="never; 0 where there is no valid token",
-            empty_is_value=True,
-        ),
-    ),
+    module=__name__,
     sums=tuple(
         Slot(name)
         for name in (
@@ -111,4 +61,3 @@ FAMILY: Family[PairContext] = Family(
     partial=_partial,
     finish=_finish,
 )
-"""Movement between two visits."""

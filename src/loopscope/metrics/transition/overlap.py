@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import comb
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from loopscope.metrics.context import PairContext
-from loopscope.metrics.metric import Family, Metric, Slot, absent
+from loopscope.metrics.family import Family, FoundColumns, Slot
+from loopscope.metrics.null import Masked, absent
 from loopscope.metrics.partials import Partials
+
+_NO_CHOICE = absent("no chosen experts handed over")
+_NO_COUNTS = absent("no expert counts handed over")
 
 
 def jaccard_chance(num_experts: int, top_k: int) -> float:
@@ -53,55 +56,22 @@ def _partial(c: PairContext) -> Mapping[str, Tensor]:
     }
 
 
-def _finish(p: Partials) -> Mapping[str, Any]:
-    chance = {
+def _finish(p: Partials) -> FoundColumns:
+    missing = ((p.number("overlap_tokens") == 0) & (p.tokens > 0), _NO_CHOICE)
+    a, b = (count / count.sum(1, keepdims=True) for count in p.counts)
+    unknown = (np.isnan(np.hstack(p.counts)).sum(1) > 0, _NO_COUNTS)
+    return {
+        "topk_overlap": Masked(p.mean("overlap", "overlap_tokens"), missing),
+        "topk_jaccard": Masked(p.mean("jaccard", "overlap_tokens"), missing),
+        "load_overlap": Masked(np.minimum(a, b).sum(1), missing, unknown),
         "overlap_chance": p.top_k / p.num_experts,
         "jaccard_chance": jaccard_chance(p.num_experts, p.top_k),
     }
-    if not p.number("overlap_tokens"):
-        missing = absent("no chosen experts handed over")
-        value: Any = missing if p.tokens > 0 else np.nan
-        return {"topk_overlap": value, "topk_jaccard": value, "load_overlap": value, **chance}
-    shared = absent("no expert counts handed over")
-    if p.counts is not None:
-        a, b = (count / count.sum() for count in p.counts)
-        load: Any = np.minimum(a, b).sum()
-    else:
-        load = shared
-    return {
-        "topk_overlap": p.mean("overlap", "overlap_tokens"),
-        "topk_jaccard": p.mean("jaccard", "overlap_tokens"),
-        "load_overlap": load,
-        **chance,
-    }
-
-
-def _metric(name: str, formula: str, merge: str = "sum", static: bool = False) -> Metric:
-    return Metric(
-        name=name,
-        table="transition",
-        kind="float64",
-        formula=formula,
-        unit="1",
-        needs=() if static else ("topk_idx",),
-        merge=merge,
-        source="definition; chance for two independent uniform k-subsets of E",
-        null_rule="visits of different physical layers: not_applicable"
-        + ("" if static else "; no valid token: absent"),
-        empty_is_value=static,
-    )
 
 
 FAMILY: Family[PairContext] = Family(
-    metrics=(
-        _metric("topk_overlap", "mean_t |S_a ∩ S_b| / k"),
-        _metric("topk_jaccard", "mean_t |S_a ∩ S_b| / |S_a ∪ S_b|"),
-        _metric("load_overlap", "Σ_e min(f_a,e, f_b,e)", "from both expert_count"),
-        _metric("overlap_chance", "k/E", "constant", static=True),
-        _metric("jaccard_chance", "Σ_m Hypergeom(m; E, k, k)·m/(2k − m)", "constant", static=True),
-    ),
+    module=__name__,
     sums=(Slot("overlap_tokens"), Slot("overlap"), Slot("jaccard")),
     partial=_partial,
     finish=_finish,
 )
-"""Overlap of expert sets."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from loopscope.metrics.context import PairContext
 from loopscope.metrics.dense import bad_entries, widen
-from loopscope.metrics.metric import NOT_APPLICABLE, Family, Metric, Slot
+from loopscope.metrics.family import Family, FoundColumns, Slot
+from loopscope.metrics.null import NOT_APPLICABLE, Masked
 from loopscope.metrics.partials import Partials
 from loopscope.metrics.ratio import TINY, safe_ratio
 
@@ -45,46 +45,21 @@ def _partial(c: PairContext) -> Mapping[str, Tensor]:
     }
 
 
-def _finish(p: Partials) -> Mapping[str, Any]:
-    if not p.number("update_tokens"):
-        return dict.fromkeys(_COLUMNS, NOT_APPLICABLE)
+def _finish(p: Partials) -> FoundColumns:
+    first = (p.number("update_tokens") == 0, NOT_APPLICABLE)
     earlier = p.number("earlier_update_norm")
+    cosine = p.mean_without("update_cosine", "update_excluded", "update_tokens")
     return {
-        "update_cosine": p.mean_without("update_cosine", "update_excluded", "update_tokens"),
-        "update_cosine_excluded": p.number("update_excluded"),
-        "acceleration": p.mean("acceleration", "update_tokens"),
-        "contraction": NOT_APPLICABLE if earlier < TINY else p.number("update_norm") / earlier,
+        "update_cosine": Masked(cosine.values, first, *cosine.nulls),
+        "update_cosine_excluded": Masked(p.number("update_excluded"), first),
+        "acceleration": Masked(p.mean("acceleration", "update_tokens"), first),
+        "contraction": Masked(p.number("update_norm") / earlier, first, (earlier < TINY, NOT_APPLICABLE)),
     }
 
 
-def _metric(name: str, formula: str, merge: str, unit: str = "1", kind: str = "float64") -> Metric:
-    return Metric(
-        name=name,
-        table="transition",
-        kind=kind,  # type: ignore[arg-type]
-        formula=formula,
-        unit=unit,
-        needs=("residual", "before_residual"),
-        merge=merge,
-        source="definition, D_r = h_r − h_{r−1} at one physical layer",
-        null_rule="other kinds than step_boundary, the first step_boundary, every denominator below 1e-12: "
-        "not_applicable; non-finite residual: nonfinite",
-    )
-
-
 FAMILY: Family[PairContext] = Family(
-    metrics=(
-        _metric("update_cosine", "mean_t cos(D_r,t, D_{r−1},t)", "sum"),
-        _metric("update_cosine_excluded", "#{t : ‖D_r,t‖·‖D_{r−1},t‖ < 1e-12}", "sum", "tokens", "int64"),
-        _metric("acceleration", "mean_t ‖D_r,t − D_{r−1},t‖", "sum", "activation"),
-        _metric(
-            "contraction",
-            "Σ_t ‖D_r,t‖ / Σ_t ‖D_{r−1},t‖",
-            "delta_norm_mean·T of this row and of the boundary before it",
-        ),
-    ),
+    module=__name__,
     sums=tuple(Slot(name) for name in _SLOTS),
     partial=_partial,
     finish=_finish,
 )
-"""Successive updates."""

@@ -21,7 +21,7 @@ from loopscope.models.loopmoe.router import LoopRouter, RouterOutput
 class BlockOutput(NamedTuple):
     """A block always returns all of this, armed or not, so that it compiles to one graph.
 
-    The router tensors are detached: they are there to be looked at, and detached outputs get no FSDP hooks.
+    The router tensors are detached: a trace needs no gradient, and detached outputs get no FSDP hooks.
     """
 
     h_BSD: Tensor

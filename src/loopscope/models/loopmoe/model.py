@@ -14,6 +14,7 @@ from torchtitan.protocols.module import ModuleDict
 
 from loopscope.errors import ConfigError
 from loopscope.models.loopmoe.block import BlockOutput, LoopMoEBlock
+from loopscope.models.loopmoe.parallelize import annotate_state
 from loopscope.trace import ACTIVE_TRACE_SINK, TraceMeta, TracePoint, VisitSpec, unrolled_position
 
 
@@ -74,8 +75,6 @@ class LoopMoEModel(Decoder):
 
         def update_from_config(self, *, config: Any, **kwargs: Any) -> None:
             """Take sequence length and debug flags from the trainer's configuration; annotate the state."""
-            from loopscope.models.loopmoe.parallelize import annotate_state
-
             Decoder.Config.update_from_config(self, config=config, **kwargs)
             annotate_state(self)
 

@@ -12,6 +12,7 @@ from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing
 from torchtitan.distributed.compile import apply_compile
 from torchtitan.distributed.fsdp import disable_fsdp_gradient_division, get_fsdp_reshard_after_forward_policy
 from torchtitan.distributed.full_dtensor import resolve_fsdp_mesh
+from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.common.decoder_sharding import dense_param_placement
 from torchtitan.models.common.embedding import Embedding
 from torchtitan.models.common.linear import Linear
@@ -22,7 +23,6 @@ from torchtitan.protocols.module import Module
 from torchtitan.protocols.sharding import ShardingConfig
 
 from loopscope.models import cpu_compat
-from loopscope.models.loopmoe.model import LoopMoEModel
 
 _STATE_NAMES: tuple[tuple[type[Module.Config], tuple[str, ...]], ...] = (
     (Linear.Config, ("weight", "bias")),
@@ -33,7 +33,7 @@ _STATE_NAMES: tuple[tuple[type[Module.Config], tuple[str, ...]], ...] = (
 )
 
 
-def annotate_state(config: LoopMoEModel.Config) -> None:
+def annotate_state(config: Decoder.Config) -> None:
     """Declare every parameter and buffer replicated, which is what FSDP-only training means.
 
     The `spmd_types` backend refuses parameters without a declared layout. No activation layout is declared:
@@ -46,7 +46,7 @@ def annotate_state(config: LoopMoEModel.Config) -> None:
 
 
 def parallelize_loopmoe(
-    model: LoopMoEModel,
+    model: Decoder,
     *,
     parallel_dims: ParallelDims,
     training: TrainingConfig,
@@ -55,7 +55,7 @@ def parallelize_loopmoe(
     ac_config: ActivationCheckpointing.Config | None,
     dump_folder: str,
     cast_forward_inputs: bool = True,
-) -> LoopMoEModel:
+) -> Decoder:
     """Apply recompute, per-block compile and FSDP2, in this order.
 
     Args:
@@ -79,7 +79,7 @@ def parallelize_loopmoe(
 
 
 def _apply_fsdp(
-    model: LoopMoEModel,
+    model: Decoder,
     *,
     parallel_dims: ParallelDims,
     training: TrainingConfig,

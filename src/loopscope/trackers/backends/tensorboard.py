@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from loopscope.alerts import AlertNotice
+from loopscope.catalog.rows import evenly
 from loopscope.trackers.protocol import Cell, StepValues, TrackerStart, VisitTable, alert_text
 from loopscope.trackers.visits import DISTRIBUTIONS
 
@@ -88,9 +89,7 @@ def start(begin: TrackerStart) -> TensorBoardTracker:
 
 def markdown(table: VisitTable) -> str:
     """The table as Markdown, at most TEXT_ROWS visits evenly over the depth; what is missing is a dash."""
-    rows = table.rows
-    if len(rows) > TEXT_ROWS:
-        rows = tuple(rows[round(i * (len(rows) - 1) / (TEXT_ROWS - 1))] for i in range(TEXT_ROWS))
+    rows = evenly(table.rows, TEXT_ROWS)
     lines = ["| " + " | ".join(table.columns) + " |", "|" + "---|" * len(table.columns)]
     lines += ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows]
     if left := len(table.rows) + table.left_out - len(rows):

@@ -1,0 +1,116 @@
+"""What adapters that go by a capture plan share, whatever framework runs the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from loopscope.capture.adapter import LossParts
+from loopscope.capture.capabilities import BackendSupport
+from loopscope.capture.errors import CoverageError
+from loopscope.capture.plan import resolve_plan
+from loopscope.capture.plan_support import PlanSupport
+from loopscope.capture.spec import CapturePlan, CaptureSpec
+from loopscope.capture.visits import expected_visits
+from loopscope.trace import VisitSpec
+
+
+class PlanAdapter:
+    """Derives a plan from the model's modules and resolves the user's overrides; subclasses listen to the model."""
+
+    objective: tuple[str, ...] = ()
+    """Numbers of the objective that a forward's output tells."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        overrides: Mapping[str, Any] | None = None,
+        valid: Callable[..., Any] | None = None,
+    ) -> None:
+        self.model = model
+        self._valid = valid
+        self.plan = resolve_plan(self.derive(), overrides, self.modules())
+
+    def modules(self) -> Mapping[str, Any]:
+        """Every module by name, in the model's order."""
+        raise NotImplementedError
+
+    def derive(self) -> CapturePlan:
+        """The plan before the user's overrides."""
+        raise NotImplementedError
+
+    def expected_visits(self) -> tuple[VisitSpec, ...]:
+        """What the plan promises."""
+        return expected_visits(self.plan)
+
+    def settings(self) -> Mapping[str, Any]:
+        """Nothing shows."""
+        return {}
+
+    def backend_support(self) -> BackendSupport:
+        """What the plan captures."""
+        return PlanSupport(self.plan, objective=self.objective)
+
+    def module(self, name: str) -> Any:
+        """The module of this name."""
+        return self.modules()[name]
+
+    def valid(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The mask of the user's own function, where one was given."""
+        return None if self._valid is None else self._valid(args, kwargs)
+
+    def losses(self, kwargs: Mapping[str, Any], output: Any) -> LossParts | None:
+        """A plain model's output says nothing of the loss."""
+        return None
+
+
+def plan_of_layers(
+    model: Any,
+    layers: Iterable[tuple[str, int, str]],
+    moes_of: Callable[[str], Mapping[str, Mapping[str, CaptureSpec]]],
+    declared: Callable[[], tuple[int, ...] | None],
+    *,
+    notes: tuple[str, ...] = (),
+) -> CapturePlan:
+    """One block per layer, dense ones included, with the boundaries of its MoE.
+
+    Args:
+        model: named in errors.
+        layers: (name, physical number, source of the residual) of each layer, in the model's order.
+        moes_of: layer name → name and boundaries of each MoE in it.
+        declared: physical numbers of the MoE layers that the configuration declares; None where it keeps no list.
+            Asked after `moes_of`.
+        notes: what is left out.
+
+    Raises:
+        CoverageError: a layer has two routers, or those found are not the MoE layers that are declared.
+    """
+    boundaries: dict[str, CaptureSpec] = {}
+    found = []
+    for layer, number, residual in layers:
+        boundaries[layer] = CaptureSpec(tensors={"residual": residual}, layer=number)
+        moes = moes_of(layer)
+        if len(moes) > 1:
+            raise CoverageError(f"{layer} has {len(moes)} routers ({', '.join(moes)}), expected at most one.")
+        for inside in moes.values():
+            found.append(number)
+            boundaries |= inside
+    promised = declared()
+    check_coverage(tuple(found), tuple(found) if promised is None else promised, type(model).__name__)
+    return CapturePlan(boundaries, declared_layers=promised, notes=notes)
+
+
+def check_coverage(found: tuple[int, ...], declared: tuple[int, ...], model: str) -> None:
+    """Raise CoverageError where the MoE layers found are not those declared, or where there is none."""
+    if not found:
+        raise CoverageError(
+            f"{model}: no router was found; its configuration declares {len(declared)} MoE layer(s). Attach to a MoE "
+            "model."
+        )
+    if found != declared:
+        extra, missing = sorted(set(found) - set(declared)), sorted(set(declared) - set(found))
+        raise CoverageError(
+            f"{model}: routers were found in layers {list(found)}, the configuration declares MoE layers "
+            f"{list(declared)} (missing {missing}, not declared {extra}). A dense layer must not count as MoE."
+        )
