@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import asdict, dataclass
 
-from loopscope.catalog.rule_bounds import RuleBounds
+from loopscope.catalog.rule import RuleBounds
 from loopscope.catalog.rule_registry import RULES
 from loopscope.errors import ConfigError
 

@@ -1,15 +1,73 @@
-"""What an alert rule is: the function that judges rows, its window, and what people read of it."""
+"""What an alert rule is: its bounds, the function that judges rows, its window, and what people read of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from loopscope.catalog.row_batch import Flags, Floats, Ints, RowBatch, Subjects
-from loopscope.catalog.rule_bounds import RuleBounds
+from loopscope.errors import ConfigError
+
+_COUNTS = {"warmup_steps": 0, "sustain": 1, "again_after": 1}
+"""Integer settings → smallest value."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RuleBounds:
+    """Bounds of the rules. The defaults do not depend on the model's size and lie above sampling noise."""
+
+    warmup_steps: int = 1000
+    """Steps at the start that are not judged: a router needs them to settle. Arithmetic (closure) and lost
+    data (coverage, non-finite values, dropped rows) are judged from the first step on."""
+    sustain: int = 20
+    """Traces in a row that must break a bound before it is an alert."""
+    clear_at: float = 0.8
+    """An alert ends where the value is back at this share of its bound."""
+    again_after: int = 1000
+    """An event that is told at once is told again where none like it came for this many steps."""
+    maxvio_share: float = 0.3
+    """MaxVio, as a share of its maximum E/k − 1."""
+    maxvio_critical: float = 0.6
+    """The same, critical."""
+    maxvio_noise: float = 3.0
+    """MaxVio, in units of sqrt(2 ln E · E/(kT)): what balanced routing of T tokens shows by chance."""
+    dead_expected: float = 100.0
+    """Assignments that a dead expert should have had over the window: chance e^-100."""
+    load_entropy: float = 0.8
+    """load_entropy_ratio."""
+    load_entropy_critical: float = 0.5
+    """The same, critical."""
+    collapse: float = 0.05
+    """token_entropy_ratio, and mutual_information in units of ln E."""
+    z_above: float = 10.0
+    """|z_mean| above ln E: bfloat16 steps by 0.25 at 50."""
+    logit_abs_max: float = 50.0
+    """Largest router logit."""
+    closure: float = 1e-4
+    """|closure_error| in units of max(1, |total_loss|)."""
+    token_correlation: float = 0.9
+    """token_correlation at the last loop visit."""
+    growth: float = 1.1
+    """Growth at the last step_boundary."""
+    relative_delta: float = 1.5
+    """relative_delta there, in units of its best mean over `sustain` traces."""
+
+    def __post_init__(self) -> None:
+        for field in fields(RuleBounds):
+            value, least = getattr(self, field.name), _COUNTS.get(field.name)
+            if least is not None:
+                if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                    raise ConfigError(f"{field.name} is {value!r}, expected an integer >= {least}")
+            elif (
+                isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf")
+            ):
+                raise ConfigError(f"{field.name} is {value!r}, expected a number above 0")
+        if self.clear_at > 1:
+            raise ConfigError(f"clear_at is {self.clear_at!r}, expected a share of the bound in (0, 1]")
+
 
 Window = Literal["sustain", "own", "once"]
 """`sustain`: so many rows in a row must break the bound; `own`: the rule itself looks back over the window, and one
@@ -41,9 +99,11 @@ class Readings(NamedTuple):
     """[n] the step at which what was found began, where the rule looks back itself; None: at the row's own."""
 
 
-Judge = Callable[[RowBatch, RuleBounds, dict[Any, Any]], Readings | None]
-"""Readings of a batch; None where there is none. The last argument is what the rule remembers of earlier batches: any
-split of the rows into batches gives the same readings."""
+Memory = dict[Any, Any]
+"""What a rule remembers of earlier batches, as its own file says; empty before the first."""
+
+Judge = Callable[[RowBatch, RuleBounds, Memory], Readings | None]
+"""Readings of a batch; None where there is none. Any split of the rows into batches gives the same readings."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from loopscope.catalog.rule import Judge, Rule
-from loopscope.catalog.rule_bounds import RuleBounds
+from loopscope.catalog.rule import Judge, Rule, RuleBounds
 from loopscope.catalog.rules import (
     bad_input,
     closure,

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from loopscope.catalog.row_batch import RowBatch, Subjects
-from loopscope.catalog.rule import Judgement, Readings, Rule, RuleCheck
-from loopscope.catalog.rule_bounds import RuleBounds
+from loopscope.catalog.rule import Judgement, Memory, Readings, Rule, RuleBounds, RuleCheck
 
 _PARTS = {"lb_loss": "the load-balancing loss", "z_loss": "the z-loss"}
 _COLUMNS = ("closure_error", "total_loss", *_PARTS, *(f"{name}_factor" for name in _PARTS))
 
 
-def _judge(batch: RowBatch, bounds: RuleBounds, memory: dict[Any, Any]) -> Readings:
+def _judge(batch: RowBatch, bounds: RuleBounds, memory: Memory) -> Readings:
     error, total = batch.floats("closure_error"), batch.floats("total_loss")
     bound = bounds.closure * np.maximum(1.0, np.abs(total))
     excess = np.abs(error) / bound

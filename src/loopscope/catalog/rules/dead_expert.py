@@ -8,8 +8,7 @@ import numpy as np
 
 from loopscope.catalog.row_batch import RowBatch, relevant
 from loopscope.catalog.rows import VISIT
-from loopscope.catalog.rule import Judgement, Readings, Rule, RuleCheck
-from loopscope.catalog.rule_bounds import RuleBounds
+from loopscope.catalog.rule import Judgement, Readings, Rule, RuleBounds, RuleCheck
 
 _NUMBERS = ("dead_experts", "num_experts", "top_k", "num_tokens")
 _COUNTS = "expert_count"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from loopscope.catalog.row_batch import RowBatch, Subjects
-from loopscope.catalog.rule import Judgement, Readings
-from loopscope.catalog.rule_bounds import RuleBounds
+from loopscope.catalog.rule import Judgement, Memory, Readings, RuleBounds
 
 _COLUMNS = ("event", "severity", "unrolled_pos", "count", "detail")
 
@@ -17,7 +15,7 @@ _COLUMNS = ("event", "severity", "unrolled_pos", "count", "detail")
 def of_events(belongs: Callable[[str], bool]) -> Judgement:
     """Judges the health rows of the events that belong to a rule."""
 
-    def judge(batch: RowBatch, bounds: RuleBounds, memory: dict[Any, Any]) -> Readings | None:
+    def judge(batch: RowBatch, bounds: RuleBounds, memory: Memory) -> Readings | None:
         event, severity = batch.column("event"), batch.column("severity")
         rows = [
             i

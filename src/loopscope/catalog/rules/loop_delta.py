@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from loopscope.catalog.row_batch import PAIR, RowBatch, Subjects
-from loopscope.catalog.rule import Judgement, Readings, Rule, RuleCheck
-from loopscope.catalog.rule_bounds import RuleBounds
+from loopscope.catalog.rule import Judgement, Readings, Rule, RuleBounds, RuleCheck
 
 
 @dataclass(slots=True)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from loopscope.catalog.row_batch import PAIR, RowBatch
-from loopscope.catalog.rule import Judgement, Readings, Rule, RuleCheck
-from loopscope.catalog.rule_bounds import RuleBounds
+from loopscope.catalog.rule import Judgement, Memory, Readings, Rule, RuleBounds, RuleCheck
 from loopscope.catalog.rules.loop_delta import layers
 
 _FALL = 0.1
 """Growth − 1 must have lost this share over the last three loop steps to count as falling."""
 
 
-def _judge(batch: RowBatch, bounds: RuleBounds, memory: dict[Any, Any]) -> Readings:
+def _judge(batch: RowBatch, bounds: RuleBounds, memory: Memory) -> Readings:
     pairs = batch.boundaries
     growth = batch.floats("growth")[pairs.row]
     there = np.flatnonzero(~np.isnan(growth))

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from loopscope.catalog.row_batch import RowBatch
 from loopscope.catalog.rows import VISIT
-from loopscope.catalog.rule import Judgement, Readings, Rule, RuleCheck
-from loopscope.catalog.rule_bounds import RuleBounds
+from loopscope.catalog.rule import Judgement, Memory, Readings, Rule, RuleBounds, RuleCheck
 
 _COLUMNS = ("maxvio_count", "num_experts", "top_k", "num_tokens")
 
 
-def _judge(batch: RowBatch, bounds: RuleBounds, memory: dict[Any, Any]) -> Readings:
+def _judge(batch: RowBatch, bounds: RuleBounds, memory: Memory) -> Readings:
     value, experts, k, tokens = (batch.floats(name) for name in _COLUMNS)
     most = experts / k - 1
     noise = bounds.maxvio_noise * np.sqrt(2 * np.log(experts) * experts / (k * tokens))

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from loopscope.catalog.row_batch import RowBatch, Subjects
-from loopscope.catalog.rule import Judgement, Readings, Rule, RuleCheck
-from loopscope.catalog.rule_bounds import RuleBounds
+from loopscope.catalog.rule import Judgement, Memory, Readings, Rule, RuleBounds, RuleCheck
 from loopscope.catalog.rules.events import of_events
 
 EVENTS = frozenset({"nonfinite", "nonfinite_loss"})
 
 
-def _judge_loss(batch: RowBatch, bounds: RuleBounds, memory: dict[Any, Any]) -> Readings | None:
+def _judge_loss(batch: RowBatch, bounds: RuleBounds, memory: Memory) -> Readings | None:
     fields = batch.column("nonfinite_fields")
     row = np.array([i for i, names in enumerate(fields) if names], dtype=np.int64)
     if not len(row):

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from loopscope.catalog.row_batch import RowBatch
 from loopscope.catalog.rows import VISIT
-from loopscope.catalog.rule import Judgement, Readings, Rule, RuleCheck
-from loopscope.catalog.rule_bounds import RuleBounds
+from loopscope.catalog.rule import Judgement, Memory, Readings, Rule, RuleBounds, RuleCheck
 
 _COLUMNS = ("token_entropy_ratio", "mutual_information", "num_experts")
 
 
-def _judge(batch: RowBatch, bounds: RuleBounds, memory: dict[Any, Any]) -> Readings:
+def _judge(batch: RowBatch, bounds: RuleBounds, memory: Memory) -> Readings:
     entropy, mutual, experts = (batch.floats(name) for name in _COLUMNS)
     share = mutual / np.log(experts)
     worst = np.maximum(entropy, share)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from loopscope.catalog.row_batch import RowBatch, Subjects, firsts
-from loopscope.catalog.rule import Judgement, Readings, Rule, RuleCheck
-from loopscope.catalog.rule_bounds import RuleBounds
+from loopscope.catalog.rule import Judgement, Memory, Readings, Rule, RuleBounds, RuleCheck
 
 _COLUMN = "token_correlation"
 
 
-def _judge(batch: RowBatch, bounds: RuleBounds, memory: dict[Any, Any]) -> Readings:
+def _judge(batch: RowBatch, bounds: RuleBounds, memory: Memory) -> Readings:
     loop = np.flatnonzero(batch.objects("block") == "loop")
     # The deepest first.
     order = loop[np.lexsort((-batch.ints("unrolled_pos")[loop], batch.step[loop]))]

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from loopscope.catalog.row_batch import RowBatch
 from loopscope.catalog.rows import VISIT
-from loopscope.catalog.rule import Judgement, Readings, Rule, RuleCheck, number
-from loopscope.catalog.rule_bounds import RuleBounds
+from loopscope.catalog.rule import Judgement, Memory, Readings, Rule, RuleBounds, RuleCheck, number
 
 _COLUMNS = ("num_experts", "z_mean", "logit_abs_max")
 
 
-def _judge(batch: RowBatch, bounds: RuleBounds, memory: dict[Any, Any]) -> Readings:
+def _judge(batch: RowBatch, bounds: RuleBounds, memory: Memory) -> Readings:
     experts, mean, largest = (batch.floats(name) for name in _COLUMNS)
     bound = np.log(experts) + bounds.z_above
     # A sigmoid router has no z; its logits are judged still.
