@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any, Literal
 
 from loopscope.alerts.config import AlertConfig
-from loopscope.alerts.delivery import Courier
+from loopscope.alerts.delivery import Notifier
 from loopscope.alerts.engine import Alert, AlertEngine
 from loopscope.alerts.gather import notices
-from loopscope.alerts.notice import AlertNotice, NoticeSink
-from loopscope.alerts.past import Past, key_of, words_of
-from loopscope.alerts.settings import AlertSettings
-from loopscope.alerts.table import RULES, rules_at
-from loopscope.catalog.tables.keys import RUN_KEY_NAMES
+from loopscope.alerts.notice import NoticeSink
+from loopscope.alerts.replay_state import ReplayState, Told, key_of
+from loopscope.catalog.alert_settings import AlertSettings
+from loopscope.catalog.rows import SCOPE, columns_of, speaking
+from loopscope.catalog.rule_registry import RULES, rules_at
+from loopscope.catalog.tables.keys import OWN_STEP_NAMES, RUN_KEY_NAMES
 from loopscope.store import RowWriter
 
 _log = logging.getLogger("loopscope.alerts")
@@ -26,7 +28,6 @@ _BY_TRACE = ("router", "residual", "transition")
 # A traced step ends with this event; without it a trace is known to be complete when the next begins.
 _END_OF_TRACE = "coverage"
 _NOT_DELIVERED = "alert_not_delivered"
-_OF_THEIR_OWN_STEP = ("tokens_seen", "elapsed_s", "wall_time")
 
 
 class AlertObserver:
@@ -40,7 +41,7 @@ class AlertObserver:
         settings: bounds of the rules.
         sinks: name → what delivers a notice; besides the log and the health table.
         config: what is delivered, and how patiently; its rules are the bounds where `settings` is None.
-        past: what a replay of the run before this attempt found; None where there was none.
+        state: what a replay of the run before this attempt found; None where there was none.
         run_name: the run's name for people.
         speaks: False for a rank whose rows are not the run's: its events go to its log, and that is all.
         on_error: "record" counts failures of the judgement, "raise" lets them out.
@@ -53,14 +54,14 @@ class AlertObserver:
         *,
         sinks: Mapping[str, NoticeSink] | None = None,
         config: AlertConfig | None = None,
-        past: Past | None = None,
+        state: ReplayState | None = None,
         run_name: str = "",
         speaks: bool = True,
         on_error: Literal["record", "raise"] = "record",
     ) -> None:
         config = config or AlertConfig()
         settings = settings or config.rules
-        self.engine = AlertEngine(settings) if past is None else past.engine
+        self.engine = AlertEngine(settings) if state is None else state.engine
         """What was found so far, in this attempt and before it."""
         self.errors = 0
         """Failures of the judgement itself; the rows were written nevertheless."""
@@ -68,10 +69,10 @@ class AlertObserver:
         self._run_name, self._speaks = run_name, speaks
         self._rules = rules_at(settings)
         self._only_critical = config.min_severity == "critical"
-        self._closed = False
-        self._courier = Courier(sinks or {}, timeout_s=config.timeout_s, gather_s=config.gather_s)
-        self._told = frozenset[tuple[str, str, int, str]]() if past is None else past.told
-        self._untold = [] if past is None else list(past.untold)
+        self._settled = False
+        self._notifier = Notifier(sinks or {}, timeout_s=config.timeout_s, gather_s=config.gather_s)
+        self._told = frozenset[Told]() if state is None else state.told
+        self._untold = [] if state is None else list(state.untold)
         self._traces: dict[str, list[Mapping[str, Any]]] = {}
         self._keys: dict[str, Any] = {}
         self._lost = self._counters()
@@ -79,10 +80,10 @@ class AlertObserver:
 
     def add_sinks(self, sinks: Mapping[str, NoticeSink]) -> None:
         """Tell these as well: what was started after this writer, and writes rows of its own through it."""
-        self._courier.add(sinks)
+        self._notifier.add(sinks)
 
     def see(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Rows of one table that were written; none: a moment to write down what was not delivered."""
+        """Rows of one table that were written, in order."""
         if os.getpid() != self._pid:
             return  # a forked child, such as a data loader's worker, has nothing to tell
         try:
@@ -103,15 +104,15 @@ class AlertObserver:
                 _log.warning("a row of %s could not be judged: %s: %s", table, type(error).__name__, error)
 
     def close(self) -> None:
-        """Judge what is left and wait a little for deliveries; rows are still taken. A second call does nothing."""
-        if self._closed or os.getpid() != self._pid:
+        """Judge what is left and wait a little for deliveries; rows may still come. A second call does nothing."""
+        if self._settled or os.getpid() != self._pid:
             return
-        self._closed = True
+        self._settled = True
         try:
             for table in list(self._traces):
                 if trace := self._traces.pop(table):
                     self._judge(table, trace)
-            self._courier.close()
+            self._notifier.close()
             self._write_failures()
         except Exception:
             self.errors += 1
@@ -122,12 +123,12 @@ class AlertObserver:
         """Keep the rows of a trace together until it is complete."""
         if not self._speaks:
             return
-        trace = self._traces.setdefault(table, [])
-        for row in rows:
-            if trace and trace[0].get("step") != row.get("step"):
+        for step, found in groupby(rows, key=lambda row: row.get("step")):
+            trace = self._traces.setdefault(table, [])
+            if trace and trace[0].get("step") != step:
                 self._judge(table, trace)
                 trace = self._traces[table] = []
-            trace.append(row)
+            trace.extend(found)
 
     def _judge_row(self, table: str, row: Mapping[str, Any]) -> None:
         if not self._speaks and table != "health":
@@ -156,11 +157,13 @@ class AlertObserver:
             "fsync_failed": self._rows.fsync_failures,
         }
 
-    def _judge(self, table: str, rows: list[Mapping[str, Any]]) -> None:
-        whole = [row for row in rows if row.get("aggregation_scope") == "global"] or rows
-        fired = self.engine.observe(table, whole[0]["step"], whole)
+    def _judge(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        if len({row.get("aggregation_scope") for row in rows}) > 1:
+            keep = speaking(columns_of(rows, SCOPE))
+            rows = [row for row, speaks in zip(rows, keep, strict=True) if speaks]
+        fired = self.engine.observe_rows(table, rows)
         if fired:
-            self._tell(fired, whole[0])
+            self._tell(fired, rows[0])
 
     def _tell(self, alerts: list[Alert], row: Mapping[str, Any]) -> None:
         keys = self._keys = {key: row[key] for key in RUN_KEY_NAMES if key in row}
@@ -168,40 +171,37 @@ class AlertObserver:
             self._write_alerts(alerts, keys)
         # After a rollback the same steps may break the same bound once more: people know.
         new = [alert for alert in alerts if key_of(alert) not in self._told]
-        for notice in self._notices(new, keys):
+        run_id, attempt = str(keys.get("run_id") or ""), keys.get("attempt") or 1
+        for notice in notices(
+            new, keys["step"], self._rules, run_id=run_id, run_name=self._run_name, attempt=attempt
+        ):
             _log.warning(
                 "%s at step %s: %s. %s", notice.severity, notice.step, notice.title, notice.sentence()
             )
             if self._speaks and not (self._only_critical and notice.severity != "critical"):
                 # That a delivery failed is told by the other ways.
-                self._courier.send(notice, skip_failed=notice.places == (_NOT_DELIVERED,))
-
-    def _notices(self, alerts: list[Alert], keys: Mapping[str, Any]) -> list[AlertNotice]:
-        return notices(
-            alerts,
-            keys["step"],
-            self._rules,
-            run_id=str(keys.get("run_id") or ""),
-            run_name=self._run_name,
-            attempt=keys.get("attempt") or 1,
-        )
+                self._notifier.send(notice, skip_failed=notice.places == (_NOT_DELIVERED,))
 
     def _write_alerts(self, alerts: list[Alert], keys: Mapping[str, Any]) -> None:
         for alert in alerts:
             if RULES[alert.rule].at_once:
                 continue  # It is about a health row, or one is written beside it.
+            title, place = RULES[alert.rule].title, f"{alert.subject}, since step {alert.since}"
             found = {
                 "event": "alert",
                 "severity": alert.severity,
                 "count": alert.count,
-                "detail": words_of(alert),
+                "rule": alert.rule,
+                "subject": alert.subject,
+                "since": alert.since,
+                "detail": f"{alert.rule}: {title}. {place}: {alert.text}",
             }
             self._rows.append("health", {**keys, **found})
 
     def _write_failures(self) -> None:
-        for failure in self._courier.failures():
+        for failure in self._notifier.failures():
             notice = failure.notice
-            keys = {name: value for name, value in self._keys.items() if name not in _OF_THEIR_OWN_STEP}
+            keys = {name: value for name, value in self._keys.items() if name not in OWN_STEP_NAMES}
             row = {
                 **keys,
                 "step": notice.step,
