@@ -17,7 +17,7 @@ from loopscope.errors import ConfigError, StoreError
 from loopscope.report import write_report
 from loopscope.report.checks import _KINDS
 from loopscope.report.definitions import definition, glossary
-from loopscope.report.part import _SECTION_OF
+from loopscope.report.run_page import _SECTION_OF
 from loopscope.store import TABLES
 
 SHAPE = Shape()

@@ -12,18 +12,18 @@ Cell = float | int | str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Data:
+class ChartData:
     """Rows by column, as the page holds them: a third of the bytes of a list of objects."""
 
     columns: tuple[str, ...]
     rows: list[list[Cell]]
 
     @staticmethod
-    def of(rows: Iterable[Mapping[str, Any]]) -> Data:
+    def of(rows: Iterable[Mapping[str, Any]]) -> ChartData:
         """From dicts that share their keys; floats keep five significant digits."""
         listed = list(rows)
         columns = tuple(listed[0]) if listed else ()
-        return Data(columns=columns, rows=[[short(row[name]) for name in columns] for row in listed])
+        return ChartData(columns=columns, rows=[[short(row[name]) for name in columns] for row in listed])
 
     def plain(self) -> dict[str, Any]:
         """For JSON."""
@@ -41,7 +41,7 @@ class Chart:
     """What the picture shows and how to read it; one or two sentences."""
     spec: Mapping[str, Any]
     """Vega-Lite, without data."""
-    data: Data
+    data: ChartData
     metrics: tuple[tuple[str, str], ...]
     """(table, column) of what is drawn; their definitions are printed under it."""
     scope: str

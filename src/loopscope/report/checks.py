@@ -9,7 +9,7 @@ from typing import Literal
 from loopscope.alerts import AlertSettings
 from loopscope.analysis.health_findings import Findings
 from loopscope.report import readings
-from loopscope.report.look import Look
+from loopscope.report.queries import RunQueries
 from loopscope.report.readings import Seen
 
 State = Literal["critical", "warn", "early", "near", "ok", "young", "none"]
@@ -57,7 +57,7 @@ class _Kind:
     chart: str
     bound: str
     """In the settings' words."""
-    read: Callable[[Look, AlertSettings], Seen | None]
+    read: Callable[[RunQueries, AlertSettings], Seen | None]
     missing: str
     warm: bool = True
     """False where it is judged from the first step on."""
@@ -116,7 +116,7 @@ _KINDS = (
 )  # fmt: skip
 
 
-def checks(look: Look, found: Findings) -> list[Check]:
+def checks(look: RunQueries, found: Findings) -> list[Check]:
     """Every check with its state and value: losses, routing, loop, then the measurement itself."""
     return [_check(kind, kind.read(look, found.settings), found) for kind in _KINDS]
 

@@ -15,10 +15,10 @@ from loopscope.analysis.gauges import gauge_columns
 from loopscope.analysis.health_findings import Findings
 from loopscope.catalog.gauge import Gauge, How, evaluate_by_step
 from loopscope.catalog.registry import GAUGES
-from loopscope.report.chart import Chart, Data, Section
-from loopscope.report.kit import lines, x_step
-from loopscope.report.look import SERIES_BUCKETS, Look
-from loopscope.report.part import Part
+from loopscope.report.chart import Chart, ChartData, Section
+from loopscope.report.queries import SERIES_BUCKETS, RunQueries
+from loopscope.report.run_page import RunPage
+from loopscope.report.widgets import lines, x_step
 
 Axis = Literal["step", "tokens"]
 
@@ -26,16 +26,16 @@ _MOST_NAME = 24
 """Signs of a run's name in a legend; names of one series differ at their ends."""
 
 
-def comparison(runs: Sequence[Run], names: Sequence[str], by: Axis = "step") -> Part:
+def comparison(runs: Sequence[Run], names: Sequence[str], by: Axis = "step") -> RunPage:
     """A part of its own, with a chart per quantity and a line per run, aligned by step or by tokens seen."""
-    looks = [Look(run) for run in runs]
+    queries = [RunQueries(run) for run in runs]
     told = unique(names)
     gauges = [gauge for gauge in GAUGES.values() if gauge.title]
-    charts = [chart for gauge in gauges if (chart := _chart(looks, told, by, gauge)) is not None]
+    charts = [chart for gauge in gauges if (chart := _chart(queries, told, by, gauge)) is not None]
     aligned = "optimizer step" if by == "step" else "training tokens"
     section = Section(id="all", nav="All", title="Side by side", charts=charts, text=f"Aligned by {aligned}.")
     none = Findings(found=(), early=(), judged="", alerts=())
-    return Part(key="c", name="Comparison", facts=[], findings=none, sections=[section], checks=[])
+    return RunPage(key="c", name="Comparison", info=[], findings=none, sections=[section], checks=[])
 
 
 def unique(names: Sequence[str]) -> list[str]:
@@ -48,16 +48,16 @@ def unique(names: Sequence[str]) -> list[str]:
     return [name if short.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(short)]
 
 
-def _chart(looks: Sequence[Look], names: Sequence[str], by: Axis, gauge: Gauge) -> Chart | None:
+def _chart(queries: Sequence[RunQueries], names: Sequence[str], by: Axis, gauge: Gauge) -> Chart | None:
     rows, notes, scopes, table = [], [], [], gauge.table
-    for look, run in zip(looks, names, strict=True):
-        if not look.has(table):
+    for one, run in zip(queries, names, strict=True):
+        if not one.has(table):
             notes.append(f"{run} has no row of the table {table}.")
             rows.append(_placeholder(by, run))
             continue
-        scopes.append(look.scope(table).words)
-        buckets = look.buckets(table, SERIES_BUCKETS)
-        found = _points(look.run, gauge, buckets.per_bucket)
+        scopes.append(one.scope(table).words)
+        buckets = one.buckets(table, SERIES_BUCKETS)
+        found = _points(one.run, gauge, buckets.per_bucket)
         placed = [{by: at[by], "run": run, **values} for at, values in found if not math.isnan(at[by])]
         if len(placed) < len(found):
             notes.append(
@@ -66,7 +66,7 @@ def _chart(looks: Sequence[Look], names: Sequence[str], by: Axis, gauge: Gauge) 
         rows += placed or [_placeholder(by, run)]
         if buckets.note:
             notes.append(f"{run}: {buckets.note}")
-        notes += [f"{run}: {note}" for note in look.missing(table, (gauge.column,), gauge.condition)]
+        notes += [f"{run}: {note}" for note in one.missing(table, (gauge.column,), gauge.condition)]
     if not scopes:
         return None
     return Chart(
@@ -80,10 +80,10 @@ def _chart(looks: Sequence[Look], names: Sequence[str], by: Axis, gauge: Gauge) 
             label_limit=230,
             x=x_step() if by == "step" else x_step("training tokens", "tokens"),
         ),
-        data=Data.of(rows if any(math.isfinite(row["value"]) for row in rows) else []),
+        data=ChartData.of(rows if any(math.isfinite(row["value"]) for row in rows) else []),
         metrics=((table, gauge.column),),
         scope=", ".join(dict.fromkeys(scopes)),
-        notes=(*notes, *(_corpora(looks, names) if table == "probe_loss" else ())),
+        notes=(*notes, *(_corpora(queries, names) if table == "probe_loss" else ())),
     )
 
 
@@ -112,11 +112,11 @@ def _placeholder(by: Axis, run: str) -> dict[str, Any]:
     return {by: math.nan, "run": run, "value": math.nan, "low": math.nan, "high": math.nan}
 
 
-def _corpora(looks: Sequence[Look], names: Sequence[str]) -> list[str]:
+def _corpora(queries: Sequence[RunQueries], names: Sequence[str]) -> list[str]:
     """Said where runs were probed on different text."""
     known = {
-        run: sorted({row["h"] for row in look.rows("select distinct corpus_hash as h from probe_loss")})
-        for look, run in zip(looks, names, strict=True) if look.has("probe_loss")
+        run: sorted({row["h"] for row in one.rows("select distinct corpus_hash as h from probe_loss")})
+        for one, run in zip(queries, names, strict=True) if one.has("probe_loss")
     }  # fmt: skip
     if len({tuple(hashes) for hashes in known.values()}) <= 1:
         return []

@@ -22,7 +22,7 @@ from loopscope.errors import ConfigError, StoreError
 from loopscope.report.checks import SIGNS
 from loopscope.report.compare import Axis, comparison
 from loopscope.report.definitions import definition, glossary
-from loopscope.report.part import Part, part_of, plain_charts
+from loopscope.report.run_page import RunPage, chart_json, read_run_page
 
 MOST_RUNS = 8
 """Runs in one page."""
@@ -30,7 +30,7 @@ MOST_RUNS = 8
 
 def write_report(
     runs: Sequence[Run], path: str | Path, *, settings: Bounds = None, by: Axis = "step"
-) -> list[Part]:
+) -> list[RunPage]:
     """Write one self-contained HTML file about 1 to 8 runs.
 
     Args:
@@ -53,9 +53,9 @@ def write_report(
     with ThreadPoolExecutor(1) as pool:
         # Seconds of work that need none of the rows.
         bundle = pool.submit(script_bundle)
-        parts = [part_of(run, f"r{index}", settings) for index, run in enumerate(runs)]
-        compared = comparison(runs, [part.name for part in parts], by) if len(runs) > 1 else None
-        text = render(parts, compared, bundle.result())
+        pages = [read_run_page(run, f"r{index}", settings) for index, run in enumerate(runs)]
+        compared = comparison(runs, [page.name for page in pages], by) if len(runs) > 1 else None
+        text = render(pages, compared, bundle.result())
     target = Path(path)
     temporary = target.with_name(target.name + ".tmp")
     try:
@@ -65,34 +65,34 @@ def write_report(
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise StoreError(f"{target} cannot be written: {error.strerror or error}") from None
-    return parts
+    return pages
 
 
 def render(
-    parts: Sequence[Part], compared: Part | None, bundle: str, *, live: str = "", nonce: str = ""
+    pages: Sequence[RunPage], compared: RunPage | None, bundle: str, *, live: str = "", nonce: str = ""
 ) -> str:
     """The page's text.
 
     Args:
-        parts: what is said of each run.
+        pages: what is said of each run.
         compared: the comparison, before them.
         bundle: the drawing script; empty where the page loads it from its own server.
         live: address on the page's own server that says whether there is something new; empty for a file.
         nonce: what the server's policy lets scripts run by; empty for a file.
     """
-    everything = [*([compared] if compared else []), *parts]
-    charts = {name: chart for part in everything for name, chart in plain_charts(part).items()}
+    everything = [*([compared] if compared else []), *pages]
+    charts = {name: chart for page in everything for name, chart in chart_json(page).items()}
     metrics = [
         m
-        for part in everything
-        for section in part.sections
+        for page in everything
+        for section in page.sections
         for chart in section.charts
         for m in chart.metrics
     ]
     return environment().get_template("report.html.j2").render(
-        parts=parts,
+        pages=pages,
         compared=compared,
-        title=", ".join(part.name for part in parts) or "Comparison",
+        title=", ".join(page.name for page in pages) or "Comparison",
         charts=script_json(charts),
         bundle=Markup(bundle.replace("</script", "<\\/script")),
         style=Markup(asset("report.css")),

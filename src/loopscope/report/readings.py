@@ -8,7 +8,7 @@ from typing import Any
 
 from loopscope.alerts import AlertSettings, Reading
 from loopscope.alerts import rules as judge
-from loopscope.report.look import Look
+from loopscope.report.queries import RunQueries
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,7 +22,7 @@ class Seen:
     """False where there is a value, but no rule for it."""
 
 
-def closure(look: Look, settings: AlertSettings) -> Seen | None:
+def closure(look: RunQueries, settings: AlertSettings) -> Seen | None:
     """The step whose loss adds up worst."""
     if not look.has("loss"):
         return None
@@ -39,7 +39,7 @@ def closure(look: Look, settings: AlertSettings) -> Seen | None:
     return Seen(text=text, excess=reading.excess)
 
 
-def finite(look: Look, settings: AlertSettings) -> Seen | None:
+def finite(look: RunQueries, settings: AlertSettings) -> Seen | None:
     """Non-finite values of losses, router tensors and residuals."""
     steps, entries, known = 0, 0, False
     if look.has("loss"):
@@ -57,7 +57,7 @@ def finite(look: Look, settings: AlertSettings) -> Seen | None:
     return Seen(text=text, excess=2.0 if steps or entries else 0.0) if known else None
 
 
-def dead(look: Look, settings: AlertSettings) -> Seen | None:
+def dead(look: RunQueries, settings: AlertSettings) -> Seen | None:
     """Experts that got nothing over the whole window, all visits together."""
     if not look.has("router"):
         return None
@@ -74,7 +74,7 @@ def dead(look: Look, settings: AlertSettings) -> Seen | None:
     return Seen(text=text, excess=2.0 if row["dead"] else 0.0)
 
 
-def load_entropy(look: Look, settings: AlertSettings) -> Seen | None:
+def load_entropy(look: RunQueries, settings: AlertSettings) -> Seen | None:
     """The least even visit."""
     return _worst(
         (
@@ -85,7 +85,7 @@ def load_entropy(look: Look, settings: AlertSettings) -> Seen | None:
     )
 
 
-def maxvio(look: Look, settings: AlertSettings) -> Seen | None:
+def maxvio(look: RunQueries, settings: AlertSettings) -> Seen | None:
     """The visit with the most overloaded expert."""
 
     def told(row: Any, name: str) -> str:
@@ -101,7 +101,7 @@ def maxvio(look: Look, settings: AlertSettings) -> Seen | None:
     )
 
 
-def collapse(look: Look, settings: AlertSettings) -> Seen | None:
+def collapse(look: RunQueries, settings: AlertSettings) -> Seen | None:
     """The visit whose router is surest and tells tokens apart least."""
     return _worst(
         (
@@ -112,7 +112,7 @@ def collapse(look: Look, settings: AlertSettings) -> Seen | None:
     )
 
 
-def logits(look: Look, settings: AlertSettings) -> Seen | None:
+def logits(look: RunQueries, settings: AlertSettings) -> Seen | None:
     """The visit with the largest logits."""
     return _worst(
         (
@@ -123,7 +123,7 @@ def logits(look: Look, settings: AlertSettings) -> Seen | None:
     )
 
 
-def growth(look: Look, settings: AlertSettings) -> Seen | None:
+def growth(look: RunQueries, settings: AlertSettings) -> Seen | None:
     """The layer whose state grows most at the loop's end."""
     found = []
     for layer, rows in _boundaries(look, settings).items():
@@ -140,7 +140,7 @@ def growth(look: Look, settings: AlertSettings) -> Seen | None:
     return seen
 
 
-def movement(look: Look, settings: AlertSettings) -> Seen | None:
+def movement(look: RunQueries, settings: AlertSettings) -> Seen | None:
     """The layer whose last pass moves the state furthest, in units of its best mean."""
     best = _best_deltas(look, settings)
     found = []
@@ -151,7 +151,7 @@ def movement(look: Look, settings: AlertSettings) -> Seen | None:
     return _worst(found)
 
 
-def correlation(look: Look, settings: AlertSettings) -> Seen | None:
+def correlation(look: RunQueries, settings: AlertSettings) -> Seen | None:
     """Tokens' likeness after the loop."""
     if not look.has("residual"):
         return None
@@ -169,7 +169,7 @@ def correlation(look: Look, settings: AlertSettings) -> Seen | None:
     )
 
 
-def measured(look: Look, settings: AlertSettings) -> Seen | None:
+def measured(look: RunQueries, settings: AlertSettings) -> Seen | None:
     """Coverage of the traces, and everything that was written because somebody should look."""
     if not look.has("health"):
         return None
@@ -188,14 +188,14 @@ def measured(look: Look, settings: AlertSettings) -> Seen | None:
     return Seen(text=text, excess=2.0 if row["least"] is not None and row["least"] < 1 else 0.0)
 
 
-def files(look: Look, settings: AlertSettings) -> Seen | None:
+def files(look: RunQueries, settings: AlertSettings) -> Seen | None:
     """Problems of the run's files."""
     count = len(look.run.problems)
     text = "every file was read, and its checksum is right" if not count else _many(count, "problem")
     return Seen(text=text, excess=2.0 if count else 0.0)
 
 
-def _visits(look: Look, settings: AlertSettings) -> Iterable[tuple[Any, str]]:
+def _visits(look: RunQueries, settings: AlertSettings) -> Iterable[tuple[Any, str]]:
     if not look.has("router"):
         return ()
     rows = look.once(
@@ -211,7 +211,7 @@ def _visits(look: Look, settings: AlertSettings) -> Iterable[tuple[Any, str]]:
     return judge.visit_names(rows)
 
 
-def _boundaries(look: Look, settings: AlertSettings) -> dict[int, list[dict[str, Any]]]:
+def _boundaries(look: RunQueries, settings: AlertSettings) -> dict[int, list[dict[str, Any]]]:
     """Layer → means at its step boundaries, in the loop's order."""
     if not look.has("transition"):
         return {}
@@ -226,7 +226,7 @@ def _boundaries(look: Look, settings: AlertSettings) -> dict[int, list[dict[str,
     return layers
 
 
-def _best_deltas(look: Look, settings: AlertSettings) -> dict[tuple[int, int], float]:
+def _best_deltas(look: RunQueries, settings: AlertSettings) -> dict[tuple[int, int], float]:
     """(layer, loop step) → the smallest mean of a whole window that the run has had."""
     if not look.has("transition"):
         return {}
@@ -240,7 +240,7 @@ def _best_deltas(look: Look, settings: AlertSettings) -> dict[tuple[int, int], f
     return {(row["to_layer_idx"], row["to_loop_step"]): row["best"] for row in rows}
 
 
-def _recent(look: Look, table: str, settings: AlertSettings) -> str:
+def _recent(look: RunQueries, table: str, settings: AlertSettings) -> str:
     where = look.scope(table).where
     return f"select distinct step from {table} where {where} order by step desc limit {settings.sustain}"
 

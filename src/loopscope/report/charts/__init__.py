@@ -1,4 +1,4 @@
-"""The sections of the report, one per file: `section(look)` gives a `Section`, empty where there is no data."""
+"""The sections of the report, one per file: `section(queries)` gives a `Section`, empty where there is no data."""
 
 from loopscope.report.charts import deep, experts, health, loop, loss, overlap, probe, router, speed
 

@@ -6,12 +6,12 @@ from loopscope.report.chart import Section
 from loopscope.report.charts.disturbance import disturbances
 from loopscope.report.charts.readout import readouts
 from loopscope.report.charts.structure import structure
-from loopscope.report.look import Look
+from loopscope.report.queries import RunQueries
 
 
-def section(look: Look) -> Section:
+def section(queries: RunQueries) -> Section:
     """Readouts over training; structure and disturbances, per visit."""
-    charts = [*readouts(look), *structure(look), *disturbances(look)]
+    charts = [*readouts(queries), *structure(queries), *disturbances(queries)]
     text = "On the fixed corpus, at steps at which the deep probe ran."
     if not charts:
         text = "The run has no deep probe."

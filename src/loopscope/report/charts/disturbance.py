@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import altair as alt
 
-from loopscope.report.chart import Chart, Data
+from loopscope.report.chart import Chart, ChartData
 from loopscope.report.charts.structure import last_visits
-from loopscope.report.kit import lines
-from loopscope.report.look import SERIES_BUCKETS, Look
+from loopscope.report.queries import SERIES_BUCKETS, RunQueries
+from loopscope.report.widgets import lines
 
 # id, column, title, how to read it, unit
 _LAST = (
@@ -24,11 +24,13 @@ _LAST = (
 )  # fmt: skip
 
 
-def disturbances(look: Look) -> list[Chart]:
+def disturbances(queries: RunQueries) -> list[Chart]:
     """By loop step at the last deep probe, and the factor per pass over training."""
-    if not look.has("probe_perturbation"):
+    if not queries.has("probe_perturbation"):
         return []
-    rows = [r for r in last_visits(look, "probe_perturbation", "amplification, flipped_share") if r["b"] == 1]
+    rows = [
+        r for r in last_visits(queries, "probe_perturbation", "amplification, flipped_share") if r["b"] == 1
+    ]
     charts = []
     for name, column, title, text, unit in _LAST:
         data = [
@@ -44,24 +46,24 @@ def disturbances(look: Look) -> list[Chart]:
                     y=unit, color="layer", kind="ordinal", color_title="layer", points=True, band=False,
                     x=_loop_axis(sorted({r["r"] for r in rows})), zero=True,
                 ),
-                data=Data.of(data),
+                data=ChartData.of(data),
                 metrics=(("probe_perturbation", column),),
-                scope=look.scope("probe_perturbation").words,
-                notes=look.missing("probe_perturbation", (column,)),
+                scope=queries.scope("probe_perturbation").words,
+                notes=queries.missing("probe_perturbation", (column,)),
             )
         )  # fmt: skip
-    return [*charts, *_rates(look)]
+    return [*charts, *_rates(queries)]
 
 
-def _rates(look: Look) -> list[Chart]:
+def _rates(queries: RunQueries) -> list[Chart]:
     """The factor per pass up to the last one: below 1 the loop forgets."""
-    scope = look.scope("probe_perturbation")
-    buckets = look.buckets("probe_perturbation", SERIES_BUCKETS)
+    scope = queries.scope("probe_perturbation")
+    buckets = queries.buckets("probe_perturbation", SERIES_BUCKETS)
     source = (
-        f"(select * from {look.visits('probe_perturbation')} where b = 1 and distance_rate is not null "
+        f"(select * from {queries.visits('probe_perturbation')} where b = 1 and distance_rate is not null "
         "qualify r = max(r) over (partition by step, l))"
     )
-    rows = look.thinned(source, ["distance_rate"], buckets.per_bucket, by=("l",))
+    rows = queries.thinned(source, ["distance_rate"], buckets.per_bucket, by=("l",))
     data = [
         {
             "step": r["step"], "layer": r["l"], "value": r["distance_rate"], "low": r["distance_rate_min"],
@@ -79,12 +81,12 @@ def _rates(look: Look) -> list[Chart]:
                 y="factor per pass", color="layer", kind="ordinal", color_title="layer", points=True, bound=1.0,
                 band=buckets.per_bucket > 1,
             ),
-            data=Data.of(data),
+            data=ChartData.of(data),
             metrics=(("probe_perturbation", "distance_rate"),),
             scope=scope.words,
             notes=(
                 *((buckets.note,) if buckets.note else ()),
-                *look.missing("probe_perturbation", ("distance_rate",)),
+                *queries.missing("probe_perturbation", ("distance_rate",)),
             ),
         )
     ]  # fmt: skip

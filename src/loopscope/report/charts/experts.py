@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
-from loopscope.report.chart import Chart, Data, Section
-from loopscope.report.kit import matrix
-from loopscope.report.look import Look
+from loopscope.report.chart import Chart, ChartData, Section
+from loopscope.report.queries import RunQueries
+from loopscope.report.widgets import matrix
 
 _WINDOW = 20
 _MOST_LAYERS = 24
 
 
-def section(look: Look) -> Section:
+def section(queries: RunQueries) -> Section:
     """Maps over the last traces; head and tail in maps of their own."""
-    if not look.has("router"):
+    if not queries.has("router"):
         return Section(
             id="experts",
             nav="Experts",
             title="Experts",
             text="Nothing was traced, so no expert's load is known.",
         )
-    scope = look.scope("router")
-    rows = look.rows(f"""
+    scope = queries.scope("router")
+    rows = queries.rows(f"""
         with recent as (select distinct step from router where {scope.where} order by step desc limit {_WINDOW}),
         counts as (
             select b, r, l, expert, sum(c) as c, max(num_experts) as experts, min(step) as first, max(step) as last
             from (select b, r, l, step, num_experts, unnest(expert_count) as c,
                     unnest(range(len(expert_count))) as expert
-                from {look.visits("router")} where step in (select step from recent))
+                from {queries.visits("router")} where step in (select step from recent))
             group by b, r, l, expert)
         select *, c * experts / nullif(sum(c) over (partition by b, r, l), 0) as share
         from counts order by b, l, r, expert""")
@@ -73,7 +73,7 @@ def _chart(block: int, layer: int, cells: list[dict[str, Any]], scope: str, most
             x="expert", y="row", value="share", title="load / fair share", middle=1, domain=[0, most],
             cross="dead", x_title="expert", y_title=row_title, extra=("tokens",), height=height,
         ),
-        data=Data.of(data),
+        data=ChartData.of(data),
         metrics=(("router", "expert_count"),),
         scope=scope,
     )  # fmt: skip

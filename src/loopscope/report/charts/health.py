@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from loopscope.report.chart import Chart, Data, Section, Table
+from loopscope.report.chart import Chart, ChartData, Section, Table
 from loopscope.report.charts.loss import long_rows
-from loopscope.report.kit import lines
-from loopscope.report.look import LINE_BUCKETS, Look
+from loopscope.report.queries import LINE_BUCKETS, RunQueries
+from loopscope.report.widgets import lines
 
 _METRICS = (("health", "event"), ("health", "value"))
 
 
-def section(look: Look) -> Section:
+def section(queries: RunQueries) -> Section:
     """Coverage, loopscope's own time, every event that is not information, everything wrong with the files."""
-    charts = [*_coverage(look), *_cost(look), *_lost(look)] if look.has("health") else []
-    tables = [_counts(look), _events(look), _problems(look), _missing(look)]
+    charts = [*_coverage(queries), *_cost(queries), *_lost(queries)] if queries.has("health") else []
+    tables = [_counts(queries), _events(queries), _problems(queries), _missing(queries)]
     text = "" if charts else "The run has no row of the table health."
     return Section(
         id="health", nav="Health", title="Health of the measurement", charts=charts, tables=tables, text=text
     )
 
 
-def _coverage(look: Look) -> list[Chart]:
-    rows = look.thinned("(select * from health where event = 'coverage')", ["value"], _size(look, "coverage"))
+def _coverage(queries: RunQueries) -> list[Chart]:
+    rows = queries.thinned(
+        "(select * from health where event = 'coverage')", ["value"], _size(queries, "coverage")
+    )
     if not rows:
         return []
     return [
@@ -30,22 +32,24 @@ def _coverage(look: Look) -> list[Chart]:
             title="Coverage",
             text="Share of the promised visits that a trace saw. Below 1 a hook is silent, or the model changed.",
             spec=lines(y="seen / expected", color="series", zero=True),
-            data=Data.of(long_rows(rows, {"value": "coverage"})),
+            data=ChartData.of(long_rows(rows, {"value": "coverage"})),
             metrics=_METRICS,
-            scope=look.scope("health").words,
-            notes=_note(look, "coverage"),
+            scope=queries.scope("health").words,
+            notes=_note(queries, "coverage"),
         )
     ]
 
 
-def _cost(look: Look) -> list[Chart]:
-    rows = look.thinned("(select * from health where event = 'timing')", ["value"], _size(look, "timing"))
+def _cost(queries: RunQueries) -> list[Chart]:
+    rows = queries.thinned(
+        "(select * from health where event = 'timing')", ["value"], _size(queries, "timing")
+    )
     if not rows:
         return []
-    total = look.rows("select sum(value) as s from health where event = 'timing'")[0]["s"]
+    total = queries.rows("select sum(value) as s from health where event = 'timing'")[0]["s"]
     elapsed = 0.0
-    if look.has("loss"):
-        elapsed = look.rows(
+    if queries.has("loss"):
+        elapsed = queries.rows(
             "select sum(e) as s from (select max(elapsed_s) as e from loss group by attempt)"
         )[0]["s"]
     share = (
@@ -57,17 +61,17 @@ def _cost(look: Look) -> list[Chart]:
             title="Loopscope's own time",
             text=f"Seconds that one traced step spent in loopscope.{share}",
             spec=lines(y="s per traced step", color="series", zero=True),
-            data=Data.of(long_rows(rows, {"value": "own time"})),
+            data=ChartData.of(long_rows(rows, {"value": "own time"})),
             metrics=_METRICS,
-            scope=look.scope("health").words,
-            notes=_note(look, "timing"),
+            scope=queries.scope("health").words,
+            notes=_note(queries, "timing"),
         )
     ]
 
 
-def _lost(look: Look) -> list[Chart]:
+def _lost(queries: RunQueries) -> list[Chart]:
     """What should not be: events by step, where there is any."""
-    rows = look.rows(
+    rows = queries.rows(
         "select step, event, sum(coalesce(count, 1)) as value from health "
         "where severity <> 'info' and event <> 'alert' group by step, event order by step limit 2000"
     )
@@ -83,30 +87,32 @@ def _lost(look: Look) -> list[Chart]:
             title="What was lost, missing or not finite",
             text="How many, by step and kind of event. A healthy run has no such event.",
             spec=lines(y="how many", color="event", zero=True, points=True, band=False, symlog=1.0),
-            data=Data.of([{**row, "event": row.pop("series")} for row in data]),
+            data=ChartData.of([{**row, "event": row.pop("series")} for row in data]),
             metrics=(("health", "event"), ("health", "count")),
-            scope=look.scope("health").words,
+            scope=queries.scope("health").words,
             notes=("The first 2,000 are drawn.",) if len(rows) == 2000 else (),
         )
     ]
 
 
-def _counts(look: Look) -> Table:
+def _counts(queries: RunQueries) -> Table:
     """What must be 0, said also where it is."""
     rows = []
     for table in ("router", "residual"):
-        if look.has(table):
-            found = look.rows(
+        if queries.has(table):
+            found = queries.rows(
                 f"select coalesce(sum(nonfinite_count), 0) as bad, count(*) as n from {table} "
-                f"where {look.scope(table).where}"
+                f"where {queries.scope(table).where}"
             )[0]
             rows.append((f"non-finite entries, table {table}", f"{found['bad']:,}", f"{found['n']:,} rows"))
-    if look.has("loss"):
-        where = look.scope("loss").where
-        found = look.rows(f"select count(nonfinite_fields) as bad, count(*) as n from loss where {where}")[0]
+    if queries.has("loss"):
+        where = queries.scope("loss").where
+        found = queries.rows(f"select count(nonfinite_fields) as bad, count(*) as n from loss where {where}")[
+            0
+        ]
         rows.append(("steps with a non-finite loss", f"{found['bad']:,}", f"{found['n']:,} steps"))
-    if look.has("health"):
-        found = look.rows(
+    if queries.has("health"):
+        found = queries.rows(
             "select coalesce(sum(count) filter (event = 'dropped_rows'), 0) as dropped, "
             "count(*) filter (event = 'error') as errors, count(*) as n from health"
         )[0]
@@ -118,22 +124,22 @@ def _counts(look: Look) -> Table:
     )
 
 
-def _size(look: Look, event: str) -> int:
-    count = int(look.rows(f"select count(distinct step) as n from health where event = '{event}'")[0]["n"])
+def _size(queries: RunQueries, event: str) -> int:
+    count = int(queries.rows(f"select count(distinct step) as n from health where event = '{event}'")[0]["n"])
     return max(1, -(-count // LINE_BUCKETS))
 
 
-def _note(look: Look, event: str) -> tuple[str, ...]:
-    size = _size(look, event)
+def _note(queries: RunQueries, event: str) -> tuple[str, ...]:
+    size = _size(queries, event)
     return (
         (f"Thinned: buckets of {size} traces, with mean, smallest and largest of each.",) if size > 1 else ()
     )
 
 
-def _events(look: Look) -> Table:
+def _events(queries: RunQueries) -> Table:
     found = []
-    if look.has("health"):
-        found = look.rows(
+    if queries.has("health"):
+        found = queries.rows(
             "select event, severity, count(*) as n, min(step) as first, max(step) as last, "
             "arg_min(detail, step) as detail, arg_min(unrolled_pos, step) as pos from health "
             "where severity <> 'info' group by event, severity order by severity, n desc limit 50"
@@ -155,22 +161,22 @@ def _events(look: Look) -> Table:
     )
 
 
-def _problems(look: Look) -> Table:
-    rows = [(p.where, _cut(p.text)) for p in look.run.problems[:50]]
+def _problems(queries: RunQueries) -> Table:
+    rows = [(p.where, _cut(p.text)) for p in queries.run.problems[:50]]
     note = "" if rows else "Every file of the run was read and its checksum is right."
     return Table(id="files", title="Files", columns=("file", "what is wrong"), rows=rows, note=note)
 
 
-def _missing(look: Look) -> Table:
+def _missing(queries: RunQueries) -> Table:
     """Columns that are null in every row, with the reason."""
     rows = []
     for table in ("loss", "router", "residual", "probe_loss"):
-        if not look.has(table):
+        if not queries.has(table):
             continue
-        names = [c.name for c in look.run.reader.schema(table).columns if c.name not in _KEYS]
-        nulls = look.rows(f"select {', '.join(f'count({n}) as {n}' for n in names)} from {table}")[0]
+        names = [c.name for c in queries.run.reader.schema(table).columns if c.name not in _KEYS]
+        nulls = queries.rows(f"select {', '.join(f'count({n}) as {n}' for n in names)} from {table}")[0]
         empty = [name for name in names if nulls[name] == 0]
-        rows += [(table, name, ", ".join(look.reasons(table, name))) for name in empty]
+        rows += [(table, name, ", ".join(queries.reasons(table, name))) for name in empty]
     note = "" if rows else "Every column has values."
     return Table(
         id="missing",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from loopscope.analysis.records import value
-from loopscope.report.chart import Chart, Data, Section
-from loopscope.report.kit import lines
-from loopscope.report.look import SERIES_BUCKETS, Look
+from loopscope.report.chart import Chart, ChartData, Section
+from loopscope.report.queries import SERIES_BUCKETS, RunQueries
+from loopscope.report.widgets import lines
 
 _MOST_SERIES = 12
 _ONLY = {"residual": "block = 'loop'", "transition": "kind = 'step_boundary'"}
@@ -33,14 +33,14 @@ _CHARTS = (
 )  # fmt: skip
 
 
-def section(look: Look) -> Section:
+def section(queries: RunQueries) -> Section:
     """One chart per quantity, over training, a line per loop step, at the stack's last layer."""
     charts = []
-    bounds = {"growth": look.settings.growth, "token_correlation": look.settings.token_correlation}
+    bounds = {"growth": queries.settings.growth, "token_correlation": queries.settings.token_correlation}
     for table, name, column, title, text, unit, zero in _CHARTS:
-        if not look.has(table):
+        if not queries.has(table):
             continue
-        found = _rows(look, table, column)
+        found = _rows(queries, table, column)
         if found is None:
             continue
         rows, layer, note = found
@@ -58,37 +58,39 @@ def section(look: Look) -> Section:
                     color_title="loop step",
                     bound=bounds.get(name),
                 ),
-                data=Data.of(rows),
+                data=ChartData.of(rows),
                 metrics=((table, column),),
-                scope=look.scope(table).words,
-                notes=(*note, *look.missing(table, (column,), _ONLY[table])),
+                scope=queries.scope(table).words,
+                notes=(*note, *queries.missing(table, (column,), _ONLY[table])),
             )
         )
     text = "" if charts else "No visit of a loop was traced."
     return Section(id="loop", nav="Loop", title="The loop", charts=charts, text=text)
 
 
-def _rows(look: Look, table: str, column: str) -> tuple[list[dict[str, Any]], int, tuple[str, ...]] | None:
-    where = look.scope(table).where
+def _rows(
+    queries: RunQueries, table: str, column: str
+) -> tuple[list[dict[str, Any]], int, tuple[str, ...]] | None:
+    where = queries.scope(table).where
     only = _ONLY[table]
     step, layer = ("to_loop_step", "to_layer_idx") if table == "transition" else ("loop_step", "layer_idx")
-    last = value(look.run, f"select max({layer}) from {table} where {where} and {only}")
+    last = value(queries.run, f"select max({layer}) from {table} where {where} and {only}")
     if last is None:
         return None
     source = f"(select * from {table} where {where} and {only} and {layer} = {last})"
-    present = [row["s"] for row in look.rows(f"select distinct {step} as s from {source} order by s")]
+    present = [row["s"] for row in queries.rows(f"select distinct {step} as s from {source} order by s")]
     shown = _some(present)
     note = (
         () if shown == present else (f"Loop steps {', '.join(map(str, shown))} of {len(present)} are drawn.",)
     )
-    buckets = look.buckets(table, SERIES_BUCKETS)
+    buckets = queries.buckets(table, SERIES_BUCKETS)
     chosen = f"(select * from {source} where {step} in ({', '.join(map(str, shown))}))"
     rows = [
         {
             "step": row["step"], "loop step": row[step], "value": row[column], "low": row[f"{column}_min"],
             "high": row[f"{column}_max"],
         }
-        for row in look.thinned(chosen, [column], buckets.per_bucket, by=(step,))
+        for row in queries.thinned(chosen, [column], buckets.per_bucket, by=(step,))
     ]  # fmt: skip
     return rows, last, (*note, *((buckets.note,) if buckets.note else ()))
 

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from loopscope.report.chart import Chart, Data, Section
-from loopscope.report.kit import Mark, lines
-from loopscope.report.look import LINE_BUCKETS, Look
+from loopscope.report.chart import Chart, ChartData, Section
+from loopscope.report.queries import LINE_BUCKETS, RunQueries
+from loopscope.report.widgets import Mark, lines
 
 _PARTS = ("task_loss", "lb_loss_factor * lb_loss as lb", "z_loss_factor * z_loss as z", "other_loss as other")
 
 
-def section(look: Look) -> Section:
+def section(queries: RunQueries) -> Section:
     """Total and task loss, the auxiliary losses, the closure."""
-    if not look.has("loss"):
+    if not queries.has("loss"):
         return Section(id="loss", nav="Loss", title="Loss", text="The run has no row of the table loss yet.")
-    scope = look.scope("loss")
-    buckets = look.buckets("loss", LINE_BUCKETS)
+    scope = queries.scope("loss")
+    buckets = queries.buckets("loss", LINE_BUCKETS)
     source = f"(select * from loss where {scope.where})"
     columns = [
         *_PARTS, "total_loss as total", "lb_loss as lb_raw", "z_loss as z_raw", "abs(closure_error) as closure",
-        f"{look.settings.closure} * greatest(1, abs(total_loss)) as bound", "lb_loss_factor as f_lb",
+        f"{queries.settings.closure} * greatest(1, abs(total_loss)) as bound", "lb_loss_factor as f_lb",
         "z_loss_factor as f_z",
     ]  # fmt: skip
-    rows = look.thinned(source, columns, buckets.per_bucket)
-    marks, said = _attempts(look)
+    rows = queries.thinned(source, columns, buckets.per_bucket)
+    marks, said = _attempts(queries)
     shared: dict[str, Any] = {"scope": scope.words}
     thinned = (buckets.note,) if buckets.note else ()
     charts = [
@@ -35,7 +35,7 @@ def section(look: Look) -> Section:
             spec=lines(y="nats", color="series", marks=marks),
             data=_long(rows, {"task_loss": "task loss", "total": "total loss"}),
             metrics=(("loss", "task_loss"), ("loss", "total_loss")),
-            notes=(*thinned, *look.missing("loss", ("task_loss", "total_loss"))),
+            notes=(*thinned, *queries.missing("loss", ("task_loss", "total_loss"))),
             **shared,
         ),
         Chart(
@@ -45,7 +45,7 @@ def section(look: Look) -> Section:
             spec=lines(y="nats", color="series", marks=marks, zero=True),
             data=_long(rows, {"lb": "load balancing", "z": "router z", "other": "other"}),
             metrics=(("loss", "lb_loss_factor"), ("loss", "z_loss_factor"), ("loss", "other_loss")),
-            notes=(*thinned, *look.missing("loss", ("lb_loss_factor", "z_loss_factor"))),
+            notes=(*thinned, *queries.missing("loss", ("lb_loss_factor", "z_loss_factor"))),
             **shared,
         ),
         Chart(
@@ -55,7 +55,7 @@ def section(look: Look) -> Section:
             spec=lines(y="lb_loss", color="series", marks=marks),
             data=_long(rows, {"lb_raw": "load balancing"}),
             metrics=(("loss", "lb_loss"),),
-            notes=(*thinned, *look.missing("loss", ("lb_loss",))),
+            notes=(*thinned, *queries.missing("loss", ("lb_loss",))),
             **shared,
         ),
         Chart(
@@ -66,7 +66,7 @@ def section(look: Look) -> Section:
             spec=lines(y="|closure error|, nats", color="series", symlog=1e-8, marks=marks),
             data=_long(rows, {"closure": "closure error", "bound": "bound"}),
             metrics=(("loss", "closure_error"),),
-            notes=(*thinned, *look.missing("loss", ("closure_error",))),
+            notes=(*thinned, *queries.missing("loss", ("closure_error",))),
             **shared,
         ),
     ]
@@ -82,8 +82,8 @@ def long_rows(rows: list[dict[str, Any]], series: dict[str, str], x: str = "step
     ]  # fmt: skip
 
 
-def _long(rows: list[dict[str, Any]], series: dict[str, str]) -> Data:
-    return Data.of(long_rows(rows, series))
+def _long(rows: list[dict[str, Any]], series: dict[str, str]) -> ChartData:
+    return ChartData.of(long_rows(rows, series))
 
 
 def _factors(rows: list[dict[str, Any]]) -> str:
@@ -97,20 +97,20 @@ def _factors(rows: list[dict[str, Any]]) -> str:
     return " ".join(said)
 
 
-def _attempts(look: Look) -> tuple[list[Mark], str]:
+def _attempts(queries: RunQueries) -> tuple[list[Mark], str]:
     """Steps at which an attempt took over, and what that replaced."""
     marks: list[Mark] = []
     said = []
-    for attempt in look.run.attempts[1:]:
-        parent = next((a for a in look.run.attempts if a.attempt == attempt.parent_attempt), None)
+    for attempt in queries.run.attempts[1:]:
+        parent = next((a for a in queries.run.attempts if a.attempt == attempt.parent_attempt), None)
         origin = "afresh" if parent is None else f"from attempt {parent.attempt}"
         marks.append((attempt.first_step, f"attempt {attempt.attempt} began {origin}"))
         said.append(f"attempt {attempt.attempt} began at step {attempt.first_step} {origin}")
     if not said:
         return [], ""
     gone = (
-        look.rows("select count(*) as n from loss_all")[0]["n"]
-        - look.rows("select count(*) as n from loss")[0]["n"]
+        queries.rows("select count(*) as n from loss_all")[0]["n"]
+        - queries.rows("select count(*) as n from loss")[0]["n"]
     )
     shown = "; ".join(said[:6]) + ("; ..." if len(said) > 6 else "")
     rolled = f" {gone:,} rows that a rollback replaced are not drawn." if gone else ""

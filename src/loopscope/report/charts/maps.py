@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from loopscope.report.chart import Chart, Data
-from loopscope.report.kit import heatmap
-from loopscope.report.look import HEAT_BUCKETS, Look, visit_label
+from loopscope.report.chart import Chart, ChartData
+from loopscope.report.queries import HEAT_BUCKETS, RunQueries, visit_label
+from loopscope.report.widgets import heatmap
 
 # What a cell shows of its bucket: the side on which something would be wrong, else the mean.
 _SIDES = {"mean": "", "smallest": "_min", "largest": "_max"}
@@ -31,15 +31,15 @@ class Map:
     """The colours end here, or higher where values do; None: at the largest value."""
 
 
-def maps(look: Look, table: str, wanted: Sequence[Map], *, where: str = "true") -> list[Chart]:
+def maps(queries: RunQueries, table: str, wanted: Sequence[Map], *, where: str = "true") -> list[Chart]:
     """The maps of one table; `where` chooses among the scope's rows."""
-    scope = look.scope(table)
-    buckets = look.buckets(table, HEAT_BUCKETS)
-    source = f"(select * from {look.visits(table)} where {where})"
-    rows = look.thinned(source, [m.column for m in wanted], buckets.per_bucket, by=("b", "r", "l"))
+    scope = queries.scope(table)
+    buckets = queries.buckets(table, HEAT_BUCKETS)
+    source = f"(select * from {queries.visits(table)} where {where})"
+    rows = queries.thinned(source, [m.column for m in wanted], buckets.per_bucket, by=("b", "r", "l"))
     if not rows:
         return []
-    rows, order = with_cells(rows, look.last_step)
+    rows, order = with_cells(rows, queries.last_step)
     thinned = (buckets.note,) if buckets.note else ()
     return [
         Chart(
@@ -50,10 +50,10 @@ def maps(look: Look, table: str, wanted: Sequence[Map], *, where: str = "true") 
                 y_order=order, value=each.column, title=each.column, last=rows[-1]["until"],
                 domain=_domain(rows, each),
             ),
-            data=_cells(rows, each, ", ".join(look.reasons(table, each.column))),
+            data=_cells(rows, each, ", ".join(queries.reasons(table, each.column))),
             metrics=((table, each.column),),
             scope=scope.words,
-            notes=(*thinned, *look.missing(table, (each.column,))),
+            notes=(*thinned, *queries.missing(table, (each.column,))),
         )
         for each in wanted
     ]  # fmt: skip
@@ -88,12 +88,12 @@ def _domain(rows: list[dict[str, Any]], each: Map) -> list[float] | None:
     ]
 
 
-def _cells(rows: list[dict[str, Any]], each: Map, why: str) -> Data:
+def _cells(rows: list[dict[str, Any]], each: Map, why: str) -> ChartData:
     """A row per cell. A cell without a value keeps its place and says why; nothing to draw gives no row."""
     column = each.column
     if all(row[column] is None for row in rows):
-        return Data.of([])
-    return Data.of(
+        return ChartData.of([])
+    return ChartData.of(
         {
             "visit": row["visit"], "step": row["step"], "until": row["until"], "step_to": row["step_to"],
             column: row[column + _SIDES[each.cell]], f"{column}_min": row[f"{column}_min"],

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from loopscope.report.chart import Chart, Data, Section
-from loopscope.report.kit import lines, matrix
-from loopscope.report.look import SERIES_BUCKETS, Look
+from loopscope.report.chart import Chart, ChartData, Section
+from loopscope.report.queries import SERIES_BUCKETS, RunQueries
+from loopscope.report.widgets import lines, matrix
 
 _MOST_LAYERS = 24
 
 
-def section(look: Look) -> Section:
+def section(queries: RunQueries) -> Section:
     """The overlap matrix of every physical layer at the last probe, and the overlap of neighbours over training."""
-    charts = [*_matrices(look), *_neighbours(look)]
+    charts = [*_matrices(queries), *_neighbours(queries)]
     text = (
         "Share of the chosen experts that two loop steps of one layer have in common, token by token. "
         "Different layers are never compared: their experts are strangers."
@@ -25,11 +25,11 @@ def section(look: Look) -> Section:
     )
 
 
-def _matrices(look: Look) -> list[Chart]:
-    if not look.has("probe_overlap"):
+def _matrices(queries: RunQueries) -> list[Chart]:
+    if not queries.has("probe_overlap"):
         return []
-    scope = look.scope("probe_overlap")
-    rows = look.rows(
+    scope = queries.scope("probe_overlap")
+    rows = queries.rows(
         f"select * from probe_overlap where {scope.where} and step = (select max(step) from probe_overlap) "
         "order by layer_idx, from_loop_step, to_loop_step"
     )
@@ -57,20 +57,20 @@ def _matrix(layer: int, pairs: list[dict[str, Any]], scope: str) -> Chart:
             x="a", y="b", value="overlap", title="top-k overlap", x_title="loop step", y_title="loop step",
             domain=[0, 1], labels=len(steps) <= 8, height=max(120, min(360, 34 * len(steps))),
         ),
-        data=Data.of(data),
+        data=ChartData.of(data),
         metrics=(("probe_overlap", "topk_overlap"), ("probe_overlap", "overlap_chance")),
         scope=scope,
     )  # fmt: skip
 
 
-def _neighbours(look: Look) -> list[Chart]:
-    if not look.has("transition"):
+def _neighbours(queries: RunQueries) -> list[Chart]:
+    if not queries.has("transition"):
         return []
-    scope = look.scope("transition")
+    scope = queries.scope("transition")
     source = f"(select * from transition where {scope.where} and kind = 'step_boundary' and topk_overlap is not null)"
-    buckets = look.buckets("transition", SERIES_BUCKETS)
-    chance = look.rows(f"select min(overlap_chance) as low, max(overlap_chance) as high from {source}")[0]
-    rows = look.thinned(source, ["topk_overlap"], buckets.per_bucket, by=("to_layer_idx",))
+    buckets = queries.buckets("transition", SERIES_BUCKETS)
+    chance = queries.rows(f"select min(overlap_chance) as low, max(overlap_chance) as high from {source}")[0]
+    rows = queries.thinned(source, ["topk_overlap"], buckets.per_bucket, by=("to_layer_idx",))
     if not rows:
         return []
     data = [
@@ -90,7 +90,7 @@ def _neighbours(look: Look) -> list[Chart]:
             spec=lines(
                 y="top-k overlap", color="layer", kind="ordinal", color_title="layer", bound=bound, zero=True
             ),
-            data=Data.of(data),
+            data=ChartData.of(data),
             metrics=(("transition", "topk_overlap"), ("transition", "overlap_chance")),
             scope=scope.words,
             notes=(buckets.note,) if buckets.note else (),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from loopscope.report.chart import Chart, Data, Section
+from loopscope.report.chart import Chart, ChartData, Section
 from loopscope.report.charts.maps import Map, maps
-from loopscope.report.kit import lines
-from loopscope.report.look import SERIES_BUCKETS, Look, quoted
+from loopscope.report.queries import SERIES_BUCKETS, RunQueries, quoted
+from loopscope.report.widgets import lines
 
 _KINDS = {
     "all": ("Loss on the whole corpus", "Mean over all target tokens."),
@@ -38,20 +38,20 @@ _MAPS = (
 _STRATA = ("all", "low", "mid", "high")
 
 
-def section(look: Look) -> Section:
+def section(queries: RunQueries) -> Section:
     """One chart per kind of stratum, and maps of the routers over the same text."""
-    if not look.has("probe_loss"):
+    if not queries.has("probe_loss"):
         return Section(
             id="probe",
             nav="Probe",
             title="Probe",
             text="The run has no probe: there is no row of the table probe_loss.",
         )
-    scope = look.scope("probe_loss")
-    buckets = look.buckets("probe_loss", SERIES_BUCKETS)
-    corpora = look.rows("select distinct corpus_name, corpus_hash from probe_loss")
+    scope = queries.scope("probe_loss")
+    buckets = queries.buckets("probe_loss", SERIES_BUCKETS)
+    corpora = queries.rows("select distinct corpus_name, corpus_hash from probe_loss")
     charts = []
-    for row in look.rows(f"select distinct stratum_kind as kind from probe_loss where {scope.where}"):
+    for row in queries.rows(f"select distinct stratum_kind as kind from probe_loss where {scope.where}"):
         kind = row["kind"]
         title, text = _KINDS.get(kind, (f"Loss by {kind}", "Strata are fixed in the corpus' manifest."))
         source = f"(select * from probe_loss where {scope.where} and stratum_kind = {quoted(kind)})"
@@ -61,7 +61,7 @@ def section(look: Look) -> Section:
                 "step": r["step"], "value": r["loss_mean"], "low": r["loss_mean_min"], "high": r["loss_mean_max"],
                 "stratum": r["stratum"] if len(corpora) == 1 else f"{r['stratum']} ({r['corpus_hash'][:6]})",
             }
-            for r in sorted(look.thinned(source, ["loss_mean"], buckets.per_bucket, by=by), key=_order)
+            for r in sorted(queries.thinned(source, ["loss_mean"], buckets.per_bucket, by=by), key=_order)
             if r["loss_mean"] is not None
         ]  # fmt: skip
         charts.append(
@@ -70,19 +70,19 @@ def section(look: Look) -> Section:
                 title=title,
                 text=text,
                 spec=lines(y="nats per token", color="stratum", points=True, band=buckets.per_bucket > 1),
-                data=Data.of(data),
+                data=ChartData.of(data),
                 metrics=(("probe_loss", "loss_mean"),),
                 scope=scope.words,
                 notes=(
                     *((buckets.note,) if buckets.note else ()),
-                    *look.missing("probe_loss", ("loss_mean",), f"stratum_kind = {quoted(kind)}"),
+                    *queries.missing("probe_loss", ("loss_mean",), f"stratum_kind = {quoted(kind)}"),
                 ),
             )
         )
     order = list(_KINDS)
     charts.sort(key=lambda c: order.index(c.id[6:]) if c.id[6:] in order else len(order))
-    if look.has("probe_router"):
-        charts += maps(look, "probe_router", _MAPS)
+    if queries.has("probe_router"):
+        charts += maps(queries, "probe_router", _MAPS)
     named = ", ".join(f"{c['corpus_name'] or 'unnamed'} ({(c['corpus_hash'] or '?')[:12]})" for c in corpora)
     text = f"Corpus: {named}. Step 0 is the initialisation; the values of step s belong to the parameters after it."
     if len(corpora) > 1:

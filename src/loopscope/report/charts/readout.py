@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from loopscope.report.chart import Chart, Data
-from loopscope.report.kit import lines
-from loopscope.report.look import SERIES_BUCKETS, Look, quoted
+from loopscope.report.chart import Chart, ChartData
+from loopscope.report.queries import SERIES_BUCKETS, RunQueries, quoted
+from loopscope.report.widgets import lines
 
 # id, column, title, how to read it, unit
 _CHARTS = (
@@ -29,19 +29,19 @@ _CHARTS = (
 )  # fmt: skip
 
 
-def readouts(look: Look) -> list[Chart]:
+def readouts(queries: RunQueries) -> list[Chart]:
     """Over training, a line per loop step."""
-    if not look.has("probe_readout"):
+    if not queries.has("probe_readout"):
         return []
-    scope = look.scope("probe_readout")
+    scope = queries.scope("probe_readout")
     # One way of reading out, on one corpus: values of different ones are not comparable.
-    chosen = look.rows(
+    chosen = queries.rows(
         f"select readout, corpus_hash, corpus_name from probe_readout where {scope.where} "
         "group by all order by count(*) desc, readout limit 1"
     )[0]
     where = f"{scope.where} and readout = {quoted(chosen['readout'])} and corpus_hash = {quoted(chosen['corpus_hash'])}"
-    buckets = look.buckets("probe_readout", SERIES_BUCKETS)
-    rows = look.thinned(
+    buckets = queries.buckets("probe_readout", SERIES_BUCKETS)
+    rows = queries.thinned(
         f"(select * from probe_readout where {where})", [name for _, name, *_ in _CHARTS], buckets.per_bucket,
         by=("loop_step",),
     )  # fmt: skip
@@ -63,10 +63,10 @@ def readouts(look: Look) -> list[Chart]:
                     y=unit, color="loop step", kind="ordinal", color_title="loop step", points=True,
                     band=buckets.per_bucket > 1,
                 ),
-                data=Data.of(data),
+                data=ChartData.of(data),
                 metrics=(("probe_readout", column),),
                 scope=scope.words,
-                notes=(*((buckets.note,) if buckets.note else ()), *look.missing("probe_readout", (column,))),
+                notes=(*((buckets.note,) if buckets.note else ()), *queries.missing("probe_readout", (column,))),
             )
         )  # fmt: skip
     return charts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from loopscope.report.chart import Section
 from loopscope.report.charts.maps import Map, maps
-from loopscope.report.look import Look
+from loopscope.report.queries import RunQueries
 
 # Colours of a ratio end at its rule's bound at least, those of a count at 1.
 _MAPS = (
@@ -37,9 +37,9 @@ _MAPS = (
 )  # fmt: skip
 
 
-def section(look: Look) -> Section:
+def section(queries: RunQueries) -> Section:
     """One map per column."""
-    if not look.has("router"):
+    if not queries.has("router"):
         text = "The run has no row of the table router: it was not traced, or its layers have no router."
         return Section(id="router", nav="Routing", title="Routing", text=text)
     text = (
@@ -47,6 +47,6 @@ def section(look: Look) -> Section:
         "one trace to the next. A grey cell is missing, and says why; an empty one was not traced."
     )
     return Section(
-        id="router", nav="Routing", title="Routing over training and depth", charts=maps(look, "router", _MAPS),
+        id="router", nav="Routing", title="Routing over training and depth", charts=maps(queries, "router", _MAPS),
         text=text,
     )  # fmt: skip

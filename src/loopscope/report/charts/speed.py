@@ -4,40 +4,40 @@ from __future__ import annotations
 
 from typing import Any
 
-from loopscope.report.chart import Chart, Data, Section
+from loopscope.report.chart import Chart, ChartData, Section
 from loopscope.report.charts.loss import long_rows
-from loopscope.report.kit import Mark, lines, x_step
-from loopscope.report.look import LINE_BUCKETS, Look
+from loopscope.report.queries import LINE_BUCKETS, RunQueries
+from loopscope.report.widgets import Mark, lines, x_step
 
 _SPIKE = 3.0
 _BEFORE = 50
 
 
-def section(look: Look) -> Section:
+def section(queries: RunQueries) -> Section:
     """Four charts over the loss table."""
-    if not look.has("loss"):
+    if not queries.has("loss"):
         return Section(
             id="speed", nav="Training", title="Training", text="The run has no row of the table loss yet."
         )
-    scope = look.scope("loss")
-    buckets = look.buckets("loss", LINE_BUCKETS)
+    scope = queries.scope("loss")
+    buckets = queries.buckets("loss", LINE_BUCKETS)
     # Within an attempt alone: elapsed_s begins anew with each.
     source = f"""(
         select *, (tokens_seen - lag(tokens_seen) over w) / nullif(elapsed_s - lag(elapsed_s) over w, 0) as tps
         from loss where {scope.where} window w as (partition by attempt order by step))"""
     columns = ["task_loss", "tokens_seen as tokens", "tps", "grad_norm", "lr"]
-    rows = look.thinned(source, columns, buckets.per_bucket)
+    rows = queries.thinned(source, columns, buckets.per_bucket)
     thinned = (buckets.note,) if buckets.note else ()
-    spikes, said = _spikes(look, scope.where)
+    spikes, said = _spikes(queries, scope.where)
 
     def chart(name: str, column: str, title: str, text: str, unit: str, **more: Any) -> Chart:
         x = more.pop("x", "step")
         axis = x_step("training tokens", "tokens") if x == "tokens" else None
         stored = {"tps": ("tokens_seen", "elapsed_s")}.get(column, (column,))
-        notes = (*thinned, *more.pop("notes", ()), *look.missing("loss", stored))
+        notes = (*thinned, *more.pop("notes", ()), *queries.missing("loss", stored))
         return Chart(
             id=name, title=title, text=text, spec=lines(y=unit, color="series", x=axis, **more),
-            data=Data.of(long_rows(rows, {column: title.lower()}, x)), scope=scope.words, notes=notes,
+            data=ChartData.of(long_rows(rows, {column: title.lower()}, x)), scope=scope.words, notes=notes,
             metrics=tuple(("loss", each) for each in stored),
         )  # fmt: skip
 
@@ -63,9 +63,9 @@ def _positive(rows: list[dict[str, Any]], column: str) -> bool:
     return all(row[f"{column}_min"] is None or row[f"{column}_min"] > 0 for row in rows)
 
 
-def _spikes(look: Look, where: str) -> tuple[list[Mark], str]:
+def _spikes(queries: RunQueries, where: str) -> tuple[list[Mark], str]:
     """Steps whose gradient norm is far above the steps before it; the largest fifty."""
-    found = look.rows(
+    found = queries.rows(
         f"select step, grad_norm / before as times from (select step, grad_norm, median(grad_norm) over "
         f"(order by step rows between {_BEFORE} preceding and 1 preceding) as before, "
         f"row_number() over (order by step) as n from loss where {where} and isfinite(grad_norm)) "

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from loopscope.report.chart import Chart, Data
+from loopscope.report.chart import Chart, ChartData
 from loopscope.report.charts.maps import Map, maps
-from loopscope.report.kit import matrix
-from loopscope.report.look import Look, visit_label
+from loopscope.report.queries import RunQueries, visit_label
+from loopscope.report.widgets import matrix
 
 _KINDS = {"domain": "domain {}", "vocabulary": "vocabulary", "coactivation": "co-activation"}
 _SATURATION = Map(
@@ -16,16 +16,18 @@ _SATURATION = Map(
 )  # fmt: skip
 
 
-def structure(look: Look) -> list[Chart]:
+def structure(queries: RunQueries) -> list[Chart]:
     """At the last deep probe, and saturation over all of them."""
-    return [*_margins(look), *_specialisation(look), *_saturation(look)]
+    return [*_margins(queries), *_specialisation(queries), *_saturation(queries)]
 
 
-def _margins(look: Look) -> list[Chart]:
-    if not look.has("probe_margin"):
+def _margins(queries: RunQueries) -> list[Chart]:
+    if not queries.has("probe_margin"):
         return []
     rows = last_visits(
-        look, "probe_margin", "quantity, rho_cal, rho_cal_low, rho_cal_high, cell, calibrated, shuffle_scope"
+        queries,
+        "probe_margin",
+        "quantity, rho_cal, rho_cal_low, rho_cal_high, cell, calibrated, shuffle_scope",
     )
     data = [
         {
@@ -47,18 +49,18 @@ def _margins(look: Look) -> list[Chart]:
             spec=_by_visit(
                 data, "quantity", "rho", "ρ calibrated", extra=("low", "high"), names=("reading",)
             ),
-            data=Data.of(data),
+            data=ChartData.of(data),
             metrics=(("probe_margin", "rho_cal"),),
-            scope=look.scope("probe_margin").words,
-            notes=look.missing("probe_margin", ("rho_cal",)),
+            scope=queries.scope("probe_margin").words,
+            notes=queries.missing("probe_margin", ("rho_cal",)),
         )
     ]
 
 
-def _specialisation(look: Look) -> list[Chart]:
-    if not look.has("probe_specialisation"):
+def _specialisation(queries: RunQueries) -> list[Chart]:
+    if not queries.has("probe_specialisation"):
         return []
-    rows = last_visits(look, "probe_specialisation", "kind, stratum, value, chance")
+    rows = last_visits(queries, "probe_specialisation", "kind, stratum, value, chance")
     data = [
         {
             "visit": visit_label(r), "of": _KINDS.get(r["kind"], f"{r['kind']} {{}}").format(r["stratum"]),
@@ -74,16 +76,16 @@ def _specialisation(look: Look) -> list[Chart]:
             "expert. Vocabulary: the same per word. Co-activation: how often two experts are chosen together. "
             "1: no more than by chance.",
             spec=_by_visit(data, "of", "times", "value / chance", extra=("value", "chance")),
-            data=Data.of(data),
+            data=ChartData.of(data),
             metrics=(("probe_specialisation", "value"), ("probe_specialisation", "chance")),
-            scope=look.scope("probe_specialisation").words,
-            notes=look.missing("probe_specialisation", ("value",)),
+            scope=queries.scope("probe_specialisation").words,
+            notes=queries.missing("probe_specialisation", ("value",)),
         )
     ]
 
 
-def _saturation(look: Look) -> list[Chart]:
-    return maps(look, "probe_saturation", (_SATURATION,)) if look.has("probe_saturation") else []
+def _saturation(queries: RunQueries) -> list[Chart]:
+    return maps(queries, "probe_saturation", (_SATURATION,)) if queries.has("probe_saturation") else []
 
 
 def _by_visit(data: list[dict[str, Any]], x: str, value: str, title: str, **more: Any) -> Any:
@@ -101,11 +103,11 @@ def _by_visit(data: list[dict[str, Any]], x: str, value: str, title: str, **more
     )  # fmt: skip
 
 
-def last_visits(look: Look, table: str, columns: str) -> list[dict[str, Any]]:
+def last_visits(queries: RunQueries, table: str, columns: str) -> list[dict[str, Any]]:
     """Rows of the last probe in the order of depth, with b, r, l."""
-    visits = look.visits(table)
-    where = look.scope(table).where
-    return look.rows(
+    visits = queries.visits(table)
+    where = queries.scope(table).where
+    return queries.rows(
         f"select step, b, r, l, {columns} from {visits} "
         f"where step = (select max(step) from {table} where {where}) order by b, r, l"
     )

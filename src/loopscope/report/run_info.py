@@ -1,4 +1,4 @@
-"""What a run is, in a line of facts."""
+"""What a run is, in a few short facts."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from loopscope.analysis.records import value
-from loopscope.report.look import Look
+from loopscope.report.queries import RunQueries
 
 
-def facts(look: Look) -> list[tuple[str, str]]:
+def run_info(queries: RunQueries) -> list[tuple[str, str]]:
     """(name, text) pairs; what is not known is left out."""
-    manifest = look.run.manifest
+    manifest = queries.run.manifest
     found = [
         ("run", manifest.run_id),
         ("created", f"{manifest.created:%Y-%m-%d %H:%M} UTC"),
-        ("steps", f"{look.last_step:,}" if look.run.tables else "none yet"),
-        ("tokens", _count(look, "loss", "max(tokens_seen)")),
-        ("task loss", _loss(look)),
-        ("traced steps", _count(look, "router", "count(distinct step)")),
-        ("attempts", str(len(look.run.attempts))),
-        ("ranks", str(max((a.world_size for a in look.run.attempts), default=1))),
+        ("steps", f"{queries.last_step:,}" if queries.run.tables else "none yet"),
+        ("tokens", _count(queries, "loss", "max(tokens_seen)")),
+        ("task loss", _loss(queries)),
+        ("traced steps", _count(queries, "router", "count(distinct step)")),
+        ("attempts", str(len(queries.run.attempts))),
+        ("ranks", str(max((a.world_size for a in queries.run.attempts), default=1))),
         ("model", _model(manifest.trace_meta, manifest.expected_visits)),
         ("loopscope", manifest.loopscope_version),
         ("torch", manifest.versions.get("torch", "")),
@@ -32,19 +32,19 @@ def facts(look: Look) -> list[tuple[str, str]]:
     return [(name, text) for name, text in found if text]
 
 
-def _count(look: Look, table: str, expression: str) -> str:
-    if not look.has(table):
+def _count(queries: RunQueries, table: str, expression: str) -> str:
+    if not queries.has(table):
         return ""
-    number = value(look.run, f"select {expression} from {table}")
+    number = value(queries.run, f"select {expression} from {table}")
     return "" if number is None else f"{number:,}"
 
 
-def _loss(look: Look) -> str:
+def _loss(queries: RunQueries) -> str:
     """The last and the lowest task loss: no rule judges its course, but people do."""
-    if not look.has("loss"):
+    if not queries.has("loss"):
         return ""
-    where = f"{look.scope('loss').where} and isfinite(task_loss)"
-    row = look.rows(
+    where = f"{queries.scope('loss').where} and isfinite(task_loss)"
+    row = queries.rows(
         "select max(step) as step, arg_max(task_loss, step) as last, min(task_loss) as least, "
         f"arg_min(step, task_loss) as at from loss where {where}"
     )[0]

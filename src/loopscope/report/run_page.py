@@ -1,4 +1,4 @@
-"""One run's part of the page: findings, facts, sections."""
+"""One run's page: findings, facts, sections."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from loopscope.analysis.health_findings import Finding, Findings, findings
 from loopscope.report.chart import Section
 from loopscope.report.charts import SECTIONS
 from loopscope.report.checks import Check, checks, tally
-from loopscope.report.facts import facts
-from loopscope.report.look import Look
+from loopscope.report.queries import RunQueries
+from loopscope.report.run_info import run_info
 
 HEADLINES = {
     "critical": "Something is wrong",
@@ -34,14 +34,14 @@ _SECTION_OF = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class RunPage:
     """Everything that the page says of one run."""
 
     key: str
     """Prefix of its identifiers in the page."""
     name: str
     """The run's name, or its folder's; text of strangers."""
-    facts: list[tuple[str, str]]
+    info: list[tuple[str, str]]
     findings: Findings
     sections: list[Section]
     checks: list[Check]
@@ -96,26 +96,26 @@ def shown_name(name: str) -> str:
     return clean if len(clean) <= _MOST_NAME else clean[: _MOST_NAME - 1] + "…"
 
 
-def part_of(run: Run, key: str, bounds: Bounds = None) -> Part:
-    """Read a run once, and put its part together; judged by its own bounds where no others are given."""
+def read_run_page(run: Run, key: str, bounds: Bounds = None) -> RunPage:
+    """Read a run once, and put its page together; judged by its own bounds where no others are given."""
     found = findings(run, bounds)
-    look = Look(run, found.settings)
-    return Part(
+    queries = RunQueries(run, found.settings)
+    return RunPage(
         key=key,
         name=shown_name(run.manifest.run_name or run.path.name),
-        facts=facts(look),
+        info=run_info(queries),
         findings=found,
-        sections=[module.section(look) for module in SECTIONS],
-        checks=checks(look, found) if found.judged else [],
+        sections=[module.section(queries) for module in SECTIONS],
+        checks=checks(queries, found) if found.judged else [],
         window=found.settings.sustain,
     )
 
 
-def plain_charts(part: Part) -> dict[str, Any]:
+def chart_json(page: RunPage) -> dict[str, Any]:
     """Identifier → specification and data, as the page's script reads them."""
     return {
-        f"{part.key}-{chart.id}": {"spec": chart.spec, "data": chart.data.plain()}
-        for section in part.sections
+        f"{page.key}-{chart.id}": {"spec": chart.spec, "data": chart.data.plain()}
+        for section in page.sections
         for chart in section.charts
         if chart.data.rows
     }

@@ -1,4 +1,4 @@
-"""A run as the charts look at it: what has been read once, and how long runs are thinned."""
+"""A run as the charts ask it: what has been read once, and how long runs are thinned."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Buckets:
         return f"Thinned: {self.steps:,} steps in buckets of {self.per_bucket:,}, {kept}."
 
 
-class Look:
+class RunQueries:
     """Queries that several sections ask, each answered once."""
 
     def __init__(self, run: Run, settings: AlertSettings | None = None) -> None:
@@ -82,7 +82,7 @@ class Look:
         return [{name: short(cell) for name, cell in row.items()} for row in records(self.run, query)]
 
     def once(self, name: str, make: Callable[[], T]) -> T:
-        """What `make` gives, made once per look."""
+        """What `make` gives, made once per run page."""
         if name not in self._once:
             self._once[name] = make()
         return self._once[name]  # type: ignore[no-any-return]
