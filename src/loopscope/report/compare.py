@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from loopscope.analysis import Run
@@ -15,7 +16,7 @@ from loopscope.analysis.gauges import gauge_columns
 from loopscope.analysis.health_findings import Findings
 from loopscope.catalog.gauge import Gauge, How, evaluate_by_step
 from loopscope.catalog.registry import GAUGES
-from loopscope.report.chart import Chart, ChartData, Section
+from loopscope.report.chart import Chart, Section
 from loopscope.report.queries import SERIES_BUCKETS, RunQueries
 from loopscope.report.run_page import RunPage
 from loopscope.report.widgets import lines, x_step
@@ -49,26 +50,30 @@ def unique(names: Sequence[str]) -> list[str]:
 
 
 def _chart(queries: Sequence[RunQueries], names: Sequence[str], by: Axis, gauge: Gauge) -> Chart | None:
-    rows, notes, scopes, table = [], [], [], gauge.table
+    points, notes, scopes, table = [], [], [], gauge.table
     for one, run in zip(queries, names, strict=True):
         if not one.has(table):
             notes.append(f"{run} has no row of the table {table}.")
-            rows.append(_placeholder(by, run))
+            points.append(_NOWHERE)
             continue
         scopes.append(one.scope(table).words)
         buckets = one.buckets(table, SERIES_BUCKETS)
         found = _points(one.run, gauge, buckets.per_bucket)
-        placed = [{by: at[by], "run": run, **values} for at, values in found if not math.isnan(at[by])]
-        if len(placed) < len(found):
-            notes.append(
-                f"{run}: {len(found) - len(placed)} of {len(found)} points have no number of tokens."
-            )
-        rows += placed or [_placeholder(by, run)]
+        placed = found.filter(pc.is_finite(found[by]))
+        if lost := found.num_rows - placed.num_rows:
+            notes.append(f"{run}: {lost} of {found.num_rows} points have no number of tokens.")
+        # A run keeps its colour in every picture, also after one that has no value: a row that is not drawn.
+        points.append(placed if placed.num_rows else _NOWHERE)
         if buckets.note:
             notes.append(f"{run}: {buckets.note}")
         notes += [f"{run}: {note}" for note in one.missing(table, (gauge.column,), gauge.condition)]
     if not scopes:
         return None
+    data = pa.concat_tables(
+        rows.append_column("run", pa.repeat(run, rows.num_rows))
+        for rows, run in zip(points, names, strict=True)
+    )
+    known = pc.any(pc.is_finite(data["value"])).as_py()
     return Chart(
         id=gauge.column,
         title=gauge.title,
@@ -80,36 +85,36 @@ def _chart(queries: Sequence[RunQueries], names: Sequence[str], by: Axis, gauge:
             label_limit=230,
             x=x_step() if by == "step" else x_step("training tokens", "tokens"),
         ),
-        data=ChartData.of(rows if any(math.isfinite(row["value"]) for row in rows) else []),
+        data=data.select((by, "run", "value", "low", "high")) if known else pa.table({}),
         metrics=((table, gauge.column),),
         scope=", ".join(dict.fromkeys(scopes)),
         notes=(*notes, *(_corpora(queries, names) if table == "probe_loss" else ())),
     )
 
 
-def _points(run: Run, gauge: Gauge, size: int) -> list[tuple[dict[str, float], dict[str, float]]]:
+def _points(run: Run, gauge: Gauge, size: int) -> pa.Table:
     """Per bucket of `size` steps: where it is by step and by tokens; mean, smallest and largest value, NaN for null."""
     columns = gauge_columns(run, (gauge,))
     step, value, _ = evaluate_by_step(gauge, columns)
     tokens = evaluate_by_step(replace(gauge, column="tokens_seen", how="max", place=""), columns).value
     bucket = np.arange(len(step)) // size
 
-    def over(how: How, values: NDArray[np.float64]) -> list[float]:
+    def over(how: How, values: NDArray[np.float64]) -> NDArray[np.float64]:
         summed = Gauge(key="", table="", column="value", how=how)
-        return list(evaluate_by_step(summed, {"step": bucket, "value": values}).value)
+        return evaluate_by_step(summed, {"step": bucket, "value": values}).value
 
-    return [
-        ({"step": at, "tokens": seen}, {"value": mean, "low": low, "high": high})
-        for at, seen, mean, low, high in zip(
-            step[::size].tolist(), over("mean", tokens), over("mean", value), over("min", value), over("max", value),
-            strict=True,
-        )
-    ]  # fmt: skip
+    return pa.table(
+        {
+            "step": step[::size].astype(np.float64),
+            "tokens": over("mean", tokens),
+            "value": over("mean", value),
+            "low": over("min", value),
+            "high": over("max", value),
+        }
+    )
 
 
-def _placeholder(by: Axis, run: str) -> dict[str, Any]:
-    """A row that is not drawn: a run keeps its colour in every picture, also after one that has no value."""
-    return {by: math.nan, "run": run, "value": math.nan, "low": math.nan, "high": math.nan}
+_NOWHERE = pa.table(dict.fromkeys(("step", "tokens", "value", "low", "high"), np.array([np.nan])))
 
 
 def _corpora(queries: Sequence[RunQueries], names: Sequence[str]) -> list[str]:

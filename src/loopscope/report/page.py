@@ -18,10 +18,11 @@ from markupsafe import Markup
 from loopscope import __version__
 from loopscope.alerts import Bounds
 from loopscope.analysis import Run
+from loopscope.catalog.column import Column
+from loopscope.catalog.registry import TABLES
 from loopscope.errors import ConfigError, StoreError
 from loopscope.report.checks import SIGNS
 from loopscope.report.compare import Axis, comparison
-from loopscope.report.definitions import definition, glossary
 from loopscope.report.run_page import RunPage, chart_json, read_run_page
 
 MOST_RUNS = 8
@@ -82,13 +83,6 @@ def render(
     """
     everything = [*([compared] if compared else []), *pages]
     charts = {name: chart for page in everything for name, chart in chart_json(page).items()}
-    metrics = [
-        m
-        for page in everything
-        for section in page.sections
-        for chart in section.charts
-        for m in chart.metrics
-    ]
     return environment().get_template("report.html.j2").render(
         pages=pages,
         compared=compared,
@@ -97,14 +91,25 @@ def render(
         bundle=Markup(bundle.replace("</script", "<\\/script")),
         style=Markup(asset("report.css")),
         script=Markup(asset("report.js")),
-        glossary=glossary(metrics),
-        define=definition,
+        glossary=glossary(everything),
+        tables=TABLES,
         signs=SIGNS.values(),
         version=__version__,
         written=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         live=live,
         nonce=nonce,
     )  # fmt: skip
+
+
+def glossary(pages: Sequence[RunPage]) -> list[tuple[str, Column]]:
+    """(table, column) of all that is drawn, in the order of the tables."""
+    charts = [chart for page in pages for section in page.sections for chart in section.charts]
+    drawn = {metric for chart in charts for metric in chart.metrics}
+    order = list(TABLES)
+    return [
+        (table, TABLES[table].by_name[name])
+        for table, name in sorted(drawn, key=lambda metric: (order.index(metric[0]), metric[1]))
+    ]
 
 
 @cache
@@ -126,14 +131,8 @@ def environment() -> jinja2.Environment:
 def script_json(data: Any) -> Markup:
     """JSON inside a script element: nothing in it can end the element or begin another."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
-    for sign, escaped in (
-        ("<", "\\u003c"),
-        (">", "\\u003e"),
-        ("&", "\\u0026"),
-        ("\u2028", "\\u2028"),
-        ("\u2029", "\\u2029"),
-    ):
-        text = text.replace(sign, escaped)
+    for sign in "<>&\u2028\u2029":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
     return Markup(text)
 
 

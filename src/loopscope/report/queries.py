@@ -1,18 +1,21 @@
-"""A run as the charts ask it: what has been read once, and how long runs are thinned."""
+"""The queries of a report: what charts ask a run, and how long runs are thinned."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, TypeVar
+
+import pyarrow as pa
 
 from loopscope.alerts import AlertSettings
 from loopscope.analysis import Run
-from loopscope.analysis.records import records, value
+from loopscope.analysis.records import value
 from loopscope.analysis.scope import Scope, scope_of
-from loopscope.report.chart import short
+from loopscope.catalog.rows import BLOCKS, visit_label
+from loopscope.report.chart import Chart
+from loopscope.report.columnar import shortened
 
 T = TypeVar("T")
 
@@ -63,42 +66,37 @@ class RunQueries:
         self.run = run
         self.settings = settings or AlertSettings()
         """Bounds of the alert rules, which pictures show too."""
-        self._scopes: dict[str, Scope] = {}
-        self._counts: dict[str, int] = {}
-        self._once: dict[str, Any] = {}
+        self._answers: dict[Hashable, Any] = {}
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` gives, made once per page."""
+        if key not in self._answers:
+            self._answers[key] = make()
+        return self._answers[key]  # type: ignore[no-any-return]
 
     def has(self, table: str) -> bool:
         """True where the table has live rows."""
-        return table in self.run.tables and bool(value(self.run, f"select count(*) from {table}"))
+        query = f"select count(*) from {table}"
+        return self.once(("rows", table), lambda: table in self.run.tables and bool(value(self.run, query)))
 
     def scope(self, table: str) -> Scope:
         """The rows that speak for the run."""
-        if table not in self._scopes:
-            self._scopes[table] = scope_of(self.run, table)
-        return self._scopes[table]
+        return self.once(("scope", table), lambda: scope_of(self.run, table))
+
+    def table(self, query: str) -> pa.Table:
+        """The answer to a query: floats have five significant digits, and are null where they are not finite."""
+        return shortened(self.run.sql(query).to_arrow_table())
 
     def rows(self, query: str) -> list[dict[str, Any]]:
-        """Rows of a query, floats shortened."""
-        return [{name: short(cell) for name, cell in row.items()} for row in records(self.run, query)]
-
-    def once(self, name: str, make: Callable[[], T]) -> T:
-        """What `make` gives, made once per run page."""
-        if name not in self._once:
-            self._once[name] = make()
-        return self._once[name]  # type: ignore[no-any-return]
+        """The same for a few rows, as dicts."""
+        return self.table(query).to_pylist()  # type: ignore[no-any-return]
 
     def buckets(self, table: str, limit: int) -> Buckets:
         """How `table` is thinned to at most `limit` points."""
-        if table not in self._counts:
-            where = self.scope(table).where
-            self._counts[table] = (
-                value(self.run, f"select count(distinct step) from {table} where {where}") or 0
-            )
-        return Buckets(steps=self._counts[table], limit=limit)
+        query = f"select count(distinct step) from {table} where {self.scope(table).where}"
+        return Buckets(steps=self.once(("steps", table), lambda: value(self.run, query)) or 0, limit=limit)
 
-    def thinned(
-        self, source: str, columns: Sequence[str], size: int, *, by: Sequence[str] = ()
-    ) -> list[dict[str, Any]]:
+    def thinned(self, source: str, columns: Sequence[str], size: int, *, by: Sequence[str] = ()) -> pa.Table:
         """Per bucket of `size` steps (and per group): `step`, `step_to`, and of each column c its mean, as `c`,
         `c_min` and `c_max`.
 
@@ -114,7 +112,7 @@ class RunQueries:
             f"max({expression or name}) as {name}_max" for expression, _, name in pairs
         )  # fmt: skip
         groups = "".join(f", {name}" for name in by)
-        return self.rows(
+        return self.table(
             f"select min(step) as step, max(step) as step_to{groups}, {values} from "
             f"(select *, (dense_rank() over (order by step) - 1) // {size} as bucket from {source}) "
             f"group by bucket{groups} order by bucket{groups}"
@@ -124,11 +122,43 @@ class RunQueries:
         """A query over `table` with b, r, l: the order of depth that holds for every R."""
         return f"({_VISITS.format(table=table, where=self.scope(table).where)})"
 
-    @cached_property
     def last_step(self) -> int:
         """The last step with any row; 0 where there is none."""
         tables = [t for t in self.run.tables if t not in ("attempt", "health")]
-        return max((value(self.run, f"select max(step) from {t}") or 0 for t in tables), default=0)
+        steps = [f"select max(step) as step from {table}" for table in tables] or ["select 0 as step"]
+        query = f"select max(step) from ({' union all '.join(steps)})"
+        return self.once("last step", lambda: value(self.run, query)) or 0
+
+    def chart(
+        self,
+        table: str,
+        columns: Sequence[str],
+        *,
+        buckets: Buckets | None = None,
+        notes: Sequence[str] = (),
+        missing: Sequence[str] | None = None,
+        only: str = "true",
+        **more: Any,
+    ) -> Chart:
+        """A chart of one table that says which rows it is made of, how they were thinned, and what is missing.
+
+        Args:
+            table: the table.
+            columns: what is drawn.
+            buckets: how it was thinned.
+            notes: further notes.
+            missing: columns whose missing values are told; None: all of `columns`.
+            only: which of the scope's rows are drawn at all, as a condition.
+            more: the other fields of `Chart`.
+        """
+        thinned = [buckets.note] if buckets and buckets.note else []
+        told = self.missing(table, columns if missing is None else missing, only)
+        return Chart(
+            metrics=tuple((table, column) for column in columns),
+            scope=self.scope(table).words,
+            notes=(*thinned, *notes, *told),
+            **more,
+        )
 
     def missing(self, table: str, columns: Sequence[str], only: str = "true") -> tuple[str, ...]:
         """One sentence per drawn column that is null somewhere: how often, and why.
@@ -138,19 +168,17 @@ class RunQueries:
             columns: its drawn columns.
             only: which of the scope's rows are drawn at all, as a condition.
         """
-        if not self.has(table):
+        if not columns or not self.has(table):
             return ()
         where = f"{self.scope(table).where} and {only}"
         nulls = ", ".join(f"count(*) - count({name}) as {name}" for name in columns)
-        counts = self.rows(f"select count(*) as n, {nulls} from {table} where {where}")[0]
-        notes = []
-        for name in columns:
-            if counts[name]:
-                why = ", ".join(
-                    reason.replace("absent:", "absent, ") for reason in self.reasons(table, name, only)
-                )
-                notes.append(f"{name} is missing in {counts[name]:,} of {counts['n']:,} rows: {why}.")
-        return tuple(notes)
+        (counts,) = self.rows(f"select count(*) as n, {nulls} from {table} where {where}")
+        return tuple(
+            f"{name} is missing in {counts[name]:,} of {counts['n']:,} rows: "
+            + ", ".join(why.replace("absent:", "absent, ") for why in self.reasons(table, name, only))
+            + "."
+            for name in columns if counts[name]
+        )  # fmt: skip
 
     def reasons(self, table: str, name: str, only: str = "true") -> list[str]:
         """Why a column is null, the most frequent reason first."""
@@ -167,11 +195,10 @@ class RunQueries:
         return sorted(found, key=lambda reason: -found[reason])
 
 
-def visit_label(row: dict[str, Any]) -> str:
-    """ "head 0", "loop 2 · layer 1" or "tail 0" of a row with b, r, l."""
-    if row["b"] == 1:
-        return f"loop {row['r']} · layer {row['l']}"
-    return f"{'head' if row['b'] == 0 else 'tail'} {row['l']}"
+def visit_names(rows: pa.Table) -> list[str]:
+    """What each row's visit is called, from its b, r, l."""
+    places = zip(*(rows[key].to_pylist() for key in "brl"), strict=True)
+    return [visit_label(BLOCKS[block], loop_step, index, index) for block, loop_step, index in places]
 
 
 def quoted(text: object) -> str:

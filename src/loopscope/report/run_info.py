@@ -15,7 +15,7 @@ def run_info(queries: RunQueries) -> list[tuple[str, str]]:
     found = [
         ("run", manifest.run_id),
         ("created", f"{manifest.created:%Y-%m-%d %H:%M} UTC"),
-        ("steps", f"{queries.last_step:,}" if queries.run.tables else "none yet"),
+        ("steps", f"{queries.last_step():,}" if queries.run.tables else "none yet"),
         ("tokens", _count(queries, "loss", "max(tokens_seen)")),
         ("task loss", _loss(queries)),
         ("traced steps", _count(queries, "router", "count(distinct step)")),
@@ -44,10 +44,10 @@ def _loss(queries: RunQueries) -> str:
     if not queries.has("loss"):
         return ""
     where = f"{queries.scope('loss').where} and isfinite(task_loss)"
-    row = queries.rows(
+    (row,) = queries.rows(
         "select max(step) as step, arg_max(task_loss, step) as last, min(task_loss) as least, "
         f"arg_min(step, task_loss) as at from loss where {where}"
-    )[0]
+    )
     if row["step"] is None:
         return ""
     return f"{row['last']:.4g} at step {row['step']:,}; lowest {row['least']:.4g} at step {row['at']:,}"

@@ -11,6 +11,7 @@ from loopscope.analysis.health_findings import Finding, Findings, findings
 from loopscope.report.chart import Section
 from loopscope.report.charts import SECTIONS
 from loopscope.report.checks import Check, checks, tally
+from loopscope.report.columnar import columnar
 from loopscope.report.queries import RunQueries
 from loopscope.report.run_info import run_info
 
@@ -42,13 +43,11 @@ class RunPage:
     name: str
     """The run's name, or its folder's; text of strangers."""
     info: list[tuple[str, str]]
+    """What the run is: names and texts."""
     findings: Findings
     sections: list[Section]
     checks: list[Check]
     """What was checked, healthy or not."""
-
-    window: int = 0
-    """Traces behind a value of the checks."""
 
     @property
     def tally(self) -> str:
@@ -61,25 +60,15 @@ class RunPage:
         return self.findings.state
 
     @property
-    def named(self) -> list[str]:
-        """What lasts, by its title."""
-        return [finding.title for finding in self.findings.found if not finding.over]
-
-    @property
     def headline(self) -> str:
         """The first sentence."""
         return HEADLINES[self.state]
-
-    def anchor(self, finding: Finding) -> str:
-        """Where a finding's picture is."""
-        return self.place(finding.chart)
 
     def place(self, chart: str) -> str:
         """Where a chart or table is; its section where this run has none."""
         shown = {each.id for section in self.sections for each in section.charts}
         shown |= {each.id for section in self.sections for each in section.tables}
-        target = chart if chart in shown else _SECTION_OF.get(chart, "s-health")
-        return f"{self.key}-{target}"
+        return f"{self.key}-{chart if chart in shown else _SECTION_OF.get(chart, 's-health')}"
 
     def rule(self, finding: Finding) -> Rule:
         """The finding's rule, for its reason and the bound that the run was judged by."""
@@ -107,15 +96,14 @@ def read_run_page(run: Run, key: str, bounds: Bounds = None) -> RunPage:
         findings=found,
         sections=[module.section(queries) for module in SECTIONS],
         checks=checks(queries, found) if found.judged else [],
-        window=found.settings.sustain,
     )
 
 
 def chart_json(page: RunPage) -> dict[str, Any]:
-    """Identifier → specification and data, as the page's script reads them."""
+    """Identifier → specification and columns, as the page's script reads them."""
     return {
-        f"{page.key}-{chart.id}": {"spec": chart.spec, "data": chart.data.plain()}
+        f"{page.key}-{chart.id}": {"spec": chart.spec, "data": columnar(chart.data)}
         for section in page.sections
         for chart in section.charts
-        if chart.data.rows
+        if chart.data.num_rows
     }

@@ -1,4 +1,4 @@
-"""The kinds of picture that the report is made of, as Altair charts without colours of their own.
+"""The kinds of chart that the report is made of, in Altair, without colours of their own.
 
 Colours come from the page's theme (light or dark): `category` for parts, `ordinal` for loop steps in order,
 `heatmap` for amounts, `diverging` around a middle. All are told apart in greyscale too, or by their dashes.
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import altair as alt
+import pyarrow as pa
 
 Spec = dict[str, Any]
 _DATA = alt.NamedData("data")
@@ -97,6 +98,25 @@ def lines(
         layers.insert(0, area)
     layers += _rules(marks, bound, scale)
     return _finished(alt.layer(*layers), height)
+
+
+def line_data(
+    thinned: pa.Table, column: str, group: str, of: Any, *, x: str = "step", known: bool = False
+) -> pa.Table:
+    """What `lines` draws of a column of thinned rows.
+
+    Args:
+        thinned: as `RunQueries.thinned` gives it.
+        column: the column.
+        group: column that tells the lines apart.
+        of: its values, or one text for all rows.
+        x: column of the horizontal axis.
+        known: leave out rows without a value.
+    """
+    named = pa.repeat(of, thinned.num_rows) if isinstance(of, str) else of
+    low, high = thinned[f"{column}_min"], thinned[f"{column}_max"]
+    rows = pa.table({x: thinned[x], group: named, "value": thinned[column], "low": low, "high": high})
+    return rows.filter(rows["value"].is_valid()) if known else rows
 
 
 def heatmap(

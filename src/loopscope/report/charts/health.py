@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from loopscope.report.chart import Chart, ChartData, Section, Table
-from loopscope.report.charts.loss import long_rows
-from loopscope.report.queries import LINE_BUCKETS, RunQueries
+from typing import Any
+
+from loopscope.analysis.records import value
+from loopscope.catalog.registry import TABLES
+from loopscope.catalog.tables.keys import RUN_KEYS
+from loopscope.report.chart import Chart, Section, Table
+from loopscope.report.charts.loss import series
+from loopscope.report.queries import LINE_BUCKETS, Buckets, RunQueries
 from loopscope.report.widgets import lines
 
-_METRICS = (("health", "event"), ("health", "value"))
+_MOST_EVENTS = 2000
+_MOST_ROWS = 50
+# Keys; and names of faults, which are null in a healthy row without anything missing.
+_KEYS = {column.name for column in RUN_KEYS} | {
+    "block", "unrolled_pos", "loop_step", "layer_idx", "score_func", "score_space", "nonfinite_fields",
+}  # fmt: skip
 
 
 def section(queries: RunQueries) -> Section:
@@ -21,118 +31,89 @@ def section(queries: RunQueries) -> Section:
 
 
 def _coverage(queries: RunQueries) -> list[Chart]:
-    rows = queries.thinned(
-        "(select * from health where event = 'coverage')", ["value"], _size(queries, "coverage")
+    text = "Share of the promised visits that a trace saw. Below 1 a hook is silent, or the model changed."
+    return _events_chart(
+        queries, "coverage", "coverage", id="coverage", title="Coverage", text=text, y="seen / expected"
     )
-    if not rows:
-        return []
-    return [
-        Chart(
-            id="coverage",
-            title="Coverage",
-            text="Share of the promised visits that a trace saw. Below 1 a hook is silent, or the model changed.",
-            spec=lines(y="seen / expected", color="series", zero=True),
-            data=ChartData.of(long_rows(rows, {"value": "coverage"})),
-            metrics=_METRICS,
-            scope=queries.scope("health").words,
-            notes=_note(queries, "coverage"),
-        )
-    ]
 
 
 def _cost(queries: RunQueries) -> list[Chart]:
-    rows = queries.thinned(
-        "(select * from health where event = 'timing')", ["value"], _size(queries, "timing")
+    text = "Seconds that one traced step spent in loopscope."
+    total = value(queries.run, "select sum(value) from health where event = 'timing'")
+    if total is not None and queries.has("loss"):
+        each = "select max(elapsed_s) as elapsed from loss group by attempt"
+        elapsed = value(queries.run, f"select sum(elapsed) from ({each})")
+        if elapsed:
+            text += f" In all {total:.3g} s, {total / elapsed:.2%} of the attempts' {elapsed:.5g} s."
+    return _events_chart(
+        queries, "timing", "own time", id="cost", title="Loopscope's own time", text=text, y="s per traced step"
+    )  # fmt: skip
+
+
+def _events_chart(queries: RunQueries, event: str, name: str, *, y: str, **words: str) -> list[Chart]:
+    """The value of one kind of event over training; no chart where there is none."""
+    source = f"(select * from health where event = '{event}')"
+    buckets = Buckets(
+        steps=value(queries.run, f"select count(distinct step) from {source}"), limit=LINE_BUCKETS
     )
-    if not rows:
+    if not buckets.steps:
         return []
-    total = queries.rows("select sum(value) as s from health where event = 'timing'")[0]["s"]
-    elapsed = 0.0
-    if queries.has("loss"):
-        elapsed = queries.rows(
-            "select sum(e) as s from (select max(elapsed_s) as e from loss group by attempt)"
-        )[0]["s"]
-    share = (
-        f" In all {total:.3g} s, {total / elapsed:.2%} of the attempts' {elapsed:.5g} s." if elapsed else ""
-    )
+    rows = queries.thinned(source, ["value"], buckets.per_bucket)
     return [
-        Chart(
-            id="cost",
-            title="Loopscope's own time",
-            text=f"Seconds that one traced step spent in loopscope.{share}",
-            spec=lines(y="s per traced step", color="series", zero=True),
-            data=ChartData.of(long_rows(rows, {"value": "own time"})),
-            metrics=_METRICS,
-            scope=queries.scope("health").words,
-            notes=_note(queries, "timing"),
+        queries.chart(
+            "health",
+            ("event", "value"),
+            buckets=buckets,
+            missing=(),
+            spec=lines(y=y, color="series", zero=True),
+            data=series(rows, {"value": name}),
+            **words,
         )
     ]
 
 
 def _lost(queries: RunQueries) -> list[Chart]:
     """What should not be: events by step, where there is any."""
-    rows = queries.rows(
-        "select step, event, sum(coalesce(count, 1)) as value from health "
-        "where severity <> 'info' and event <> 'alert' group by step, event order by step limit 2000"
+    rows = queries.table(
+        "select step, event, sum(coalesce(count, 1)) as value, null as low, null as high from health "
+        f"where severity <> 'info' and event <> 'alert' group by step, event order by step limit {_MOST_EVENTS}"
     )
-    if not rows:
+    if not rows.num_rows:
         return []
-    data = [
-        {"step": r["step"], "series": r["event"], "value": r["value"], "low": None, "high": None}
-        for r in rows
-    ]
     return [
-        Chart(
+        queries.chart(
+            "health",
+            ("event", "count"),
+            missing=(),
+            notes=(f"The first {_MOST_EVENTS:,} are drawn.",) if rows.num_rows == _MOST_EVENTS else (),
             id="lost",
             title="What was lost, missing or not finite",
             text="How many, by step and kind of event. A healthy run has no such event.",
             spec=lines(y="how many", color="event", zero=True, points=True, band=False, symlog=1.0),
-            data=ChartData.of([{**row, "event": row.pop("series")} for row in data]),
-            metrics=(("health", "event"), ("health", "count")),
-            scope=queries.scope("health").words,
-            notes=("The first 2,000 are drawn.",) if len(rows) == 2000 else (),
+            data=rows,
         )
     ]
 
 
 def _counts(queries: RunQueries) -> Table:
     """What must be 0, said also where it is."""
-    rows = []
-    for table in ("router", "residual"):
-        if queries.has(table):
-            found = queries.rows(
-                f"select coalesce(sum(nonfinite_count), 0) as bad, count(*) as n from {table} "
-                f"where {queries.scope(table).where}"
-            )[0]
-            rows.append((f"non-finite entries, table {table}", f"{found['bad']:,}", f"{found['n']:,} rows"))
-    if queries.has("loss"):
-        where = queries.scope("loss").where
-        found = queries.rows(f"select count(nonfinite_fields) as bad, count(*) as n from loss where {where}")[
-            0
-        ]
-        rows.append(("steps with a non-finite loss", f"{found['bad']:,}", f"{found['n']:,} steps"))
-    if queries.has("health"):
-        found = queries.rows(
-            "select coalesce(sum(count) filter (event = 'dropped_rows'), 0) as dropped, "
-            "count(*) filter (event = 'error') as errors, count(*) as n from health"
-        )[0]
-        rows.append(("rows dropped", f"{found['dropped']:,}", f"{found['n']:,} health rows"))
-        rows.append(("errors of loopscope itself", f"{found['errors']:,}", f"{found['n']:,} health rows"))
-    note = "" if rows else "There are no rows to count in."
-    return Table(
-        id="counts", title="What should be 0", columns=("what", "how many", "in"), rows=rows, note=note
+    nonfinite = "coalesce(sum(nonfinite_count), 0)"
+    # What, how many, of which table's rows, and what these are called.
+    wanted = (
+        ("non-finite entries, table router", nonfinite, "router", "rows"),
+        ("non-finite entries, table residual", nonfinite, "residual", "rows"),
+        ("steps with a non-finite loss", "count(nonfinite_fields)", "loss", "steps"),
+        ("rows dropped", "coalesce(sum(count) filter (event = 'dropped_rows'), 0)", "health", "health rows"),
+        ("errors of loopscope itself", "count(*) filter (event = 'error')", "health", "health rows"),
     )
-
-
-def _size(queries: RunQueries, event: str) -> int:
-    count = int(queries.rows(f"select count(distinct step) as n from health where event = '{event}'")[0]["n"])
-    return max(1, -(-count // LINE_BUCKETS))
-
-
-def _note(queries: RunQueries, event: str) -> tuple[str, ...]:
-    size = _size(queries, event)
-    return (
-        (f"Thinned: buckets of {size} traces, with mean, smallest and largest of each.",) if size > 1 else ()
+    rows = []
+    for what, count, table, unit in wanted:
+        if queries.has(table):
+            where = "true" if table == "health" else queries.scope(table).where
+            (found,) = queries.rows(f"select {count} as bad, count(*) as n from {table} where {where}")
+            rows.append((what, f"{found['bad']:,}", f"{found['n']:,} {unit}"))
+    return _table(
+        "counts", "What should be 0", ("what", "how many", "in"), rows, "There are no rows to count in."
     )
 
 
@@ -142,29 +123,24 @@ def _events(queries: RunQueries) -> Table:
         found = queries.rows(
             "select event, severity, count(*) as n, min(step) as first, max(step) as last, "
             "arg_min(detail, step) as detail, arg_min(unrolled_pos, step) as pos from health "
-            "where severity <> 'info' group by event, severity order by severity, n desc limit 50"
+            f"where severity <> 'info' group by event, severity order by severity, n desc limit {_MOST_ROWS}"
         )
     rows = [
         (
-            row["event"], row["severity"], str(row["n"]), _span(row["first"], row["last"]),
+            row["event"], row["severity"], str(row["n"]),
+            str(row["first"]) if row["first"] == row["last"] else f"{row['first']} – {row['last']}",
             "" if row["pos"] is None else str(row["pos"]), _cut(row["detail"] or ""),
         )
         for row in found
     ]  # fmt: skip
     columns = ("event", "severity", "rows", "steps", "first at depth", "first detail")
-    return Table(
-        id="events",
-        title="Events",
-        columns=columns,
-        rows=rows,
-        note="" if rows else "No event: nothing was missing, lost or not finite.",
-    )
+    return _table("events", "Events", columns, rows, "No event: nothing was missing, lost or not finite.")
 
 
 def _problems(queries: RunQueries) -> Table:
-    rows = [(p.where, _cut(p.text)) for p in queries.run.problems[:50]]
-    note = "" if rows else "Every file of the run was read and its checksum is right."
-    return Table(id="files", title="Files", columns=("file", "what is wrong"), rows=rows, note=note)
+    rows = [(problem.where, _cut(problem.text)) for problem in queries.run.problems[:_MOST_ROWS]]
+    note = "Every file of the run was read and its checksum is right."
+    return _table("files", "Files", ("file", "what is wrong"), rows, note)
 
 
 def _missing(queries: RunQueries) -> Table:
@@ -173,33 +149,25 @@ def _missing(queries: RunQueries) -> Table:
     for table in ("loss", "router", "residual", "probe_loss"):
         if not queries.has(table):
             continue
-        names = [c.name for c in queries.run.reader.schema(table).columns if c.name not in _KEYS]
-        nulls = queries.rows(f"select {', '.join(f'count({n}) as {n}' for n in names)} from {table}")[0]
-        empty = [name for name in names if nulls[name] == 0]
-        rows += [(table, name, ", ".join(queries.reasons(table, name))) for name in empty]
-    note = "" if rows else "Every column has values."
-    return Table(
-        id="missing",
-        title="Columns without any value",
-        columns=("table", "column", "reason"),
-        rows=rows,
-        note=note,
-        folded=True,
+        names = [name for name in TABLES[table].names if name not in _KEYS]
+        # Most columns have a value in the first rows; the others are looked at in all of them.
+        for source in (f"(from {table} limit 1000)", table):
+            counts = ", ".join(f"count({name}) as {name}" for name in names)
+            (found,) = queries.rows(f"select {counts} from {source}") if names else [{}]
+            names = [name for name in names if not found[name]]
+        rows += [(table, name, ", ".join(queries.reasons(table, name))) for name in names]
+    columns = ("table", "column", "reason")
+    return _table(
+        "missing", "Columns without any value", columns, rows, "Every column has values.", folded=True
     )
 
 
-# Keys; and names of faults, which are null in a healthy row without anything missing.
-_KEYS = frozenset(
-    (
-        *("run_id", "attempt", "step", "rank", "world_size", "aggregation_scope", "tokens_seen", "elapsed_s"),
-        *("wall_time", "null_reasons", "block", "unrolled_pos", "loop_step", "layer_idx", "score_func"),
-        *("score_space", "nonfinite_fields"),
-    )
-)
-
-
-def _span(first: int, last: int) -> str:
-    return str(first) if first == last else f"{first} – {last}"
+def _table(
+    name: str, title: str, columns: tuple[str, ...], rows: list[Any], otherwise: str, *, folded: bool = False
+) -> Table:
+    """A table, or a note where it has no row."""
+    note = "" if rows else otherwise
+    return Table(id=name, title=title, columns=columns, rows=rows, note=note, folded=folded)
 
 
 def _cut(text: str, most: int = 300) -> str:

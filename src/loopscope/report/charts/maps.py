@@ -3,101 +3,91 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from loopscope.report.chart import Chart, ChartData
-from loopscope.report.queries import HEAT_BUCKETS, RunQueries, visit_label
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from loopscope.catalog.column import Column, Picture
+from loopscope.report.chart import Chart
+from loopscope.report.queries import HEAT_BUCKETS, RunQueries, visit_names
 from loopscope.report.widgets import heatmap
 
-# What a cell shows of its bucket: the side on which something would be wrong, else the mean.
+# What a cell shows of its bucket.
 _SIDES = {"mean": "", "smallest": "_min", "largest": "_max"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Map:
-    """One map."""
-
-    id: str
-    column: str
-    title: str
-    text: str
-    """How to read it."""
-    cell: Literal["mean", "smallest", "largest"] = "mean"
-    """What is drawn of a bucket."""
-    least: float | None = None
-    """The colours begin here, or lower where values do; None: at the smallest value."""
-    most: float | None = None
-    """The colours end here, or higher where values do; None: at the largest value."""
-
-
-def maps(queries: RunQueries, table: str, wanted: Sequence[Map], *, where: str = "true") -> list[Chart]:
-    """The maps of one table; `where` chooses among the scope's rows."""
-    scope = queries.scope(table)
-    buckets = queries.buckets(table, HEAT_BUCKETS)
-    source = f"(select * from {queries.visits(table)} where {where})"
-    rows = queries.thinned(source, [m.column for m in wanted], buckets.per_bucket, by=("b", "r", "l"))
-    if not rows:
+def maps(queries: RunQueries, table: str, columns: Sequence[Column]) -> list[Chart]:
+    """A map of each of the columns of one table that have a picture."""
+    drawn = [(column.name, column.picture) for column in columns if column.picture]
+    if not queries.has(table):
         return []
-    rows, order = with_cells(rows, queries.last_step)
-    thinned = (buckets.note,) if buckets.note else ()
+    buckets = queries.buckets(table, HEAT_BUCKETS)
+    names = [name for name, _ in drawn]
+    rows = queries.thinned(queries.visits(table), names, buckets.per_bucket, by=("b", "r", "l"))
+    if not rows.num_rows:
+        return []
+    visits = visit_names(rows)
+    until = _until(rows["step"].to_numpy(), queries.last_step())
+    order = [
+        each[-1] for each in sorted(set(zip(*(rows[key].to_pylist() for key in "brl"), visits, strict=True)))
+    ]
+    place = {"visit": visits, "step": rows["step"], "until": until, "step_to": rows["step_to"]}
     return [
-        Chart(
-            id=each.id,
-            title=each.title,
-            text=_text(each, thinned=bool(thinned)),
+        queries.chart(
+            table,
+            (name,),
+            buckets=buckets,
+            id=picture.id,
+            title=picture.title,
+            text=picture.text + _cell(picture, thinned=buckets.per_bucket > 1),
             spec=heatmap(
-                y_order=order, value=each.column, title=each.column, last=rows[-1]["until"],
-                domain=_domain(rows, each),
+                y_order=order, value=name, title=name, last=int(until[-1]), domain=_domain(rows, name, picture)
             ),
-            data=_cells(rows, each, ", ".join(queries.reasons(table, each.column))),
-            metrics=((table, each.column),),
-            scope=scope.words,
-            notes=(*thinned, *queries.missing(table, (each.column,))),
+            data=_cells(queries, table, name, picture, rows, place),
         )
-        for each in wanted
+        for name, picture in drawn
     ]  # fmt: skip
 
 
-def with_cells(rows: list[dict[str, Any]], last: int) -> tuple[list[dict[str, Any]], list[str]]:
-    """Rows with `visit` and `until` (where the next bucket begins), and the visits in the order of depth."""
-    steps = sorted({row["step"] for row in rows})
-    width = max(1, (steps[-1] - steps[0]) // max(1, len(steps) - 1)) if len(steps) > 1 else 1
-    ends = dict(zip(steps, [*steps[1:], max(last, steps[-1]) + width], strict=True)) if steps else {}
-    visits: dict[tuple[int, int, int], str] = {}
-    for row in rows:
-        row["visit"], row["until"] = visit_label(row), ends[row["step"]]
-        visits[row["b"], row["r"], row["l"]] = row["visit"]
-    return rows, [visits[key] for key in sorted(visits)]
+def _until(step: Any, last: int) -> Any:
+    """Where each row's cell ends: at the next bucket's first step."""
+    steps, index = np.unique(step, return_inverse=True)
+    width = max(1, int(steps[-1] - steps[0]) // max(1, len(steps) - 1))
+    return np.append(steps[1:], max(last, steps[-1]) + width)[index]
 
 
-def _text(each: Map, *, thinned: bool) -> str:
-    said = f" A cell is the {each.cell} value of its bucket." if thinned and each.cell != "mean" else ""
-    return each.text + said
+def _cell(picture: Picture, *, thinned: bool) -> str:
+    return f" A cell is the {picture.side} value of its bucket." if thinned and picture.side != "mean" else ""
 
 
-def _domain(rows: list[dict[str, Any]], each: Map) -> list[float] | None:
+def _domain(rows: pa.Table, name: str, picture: Picture) -> list[float] | None:
     """A range that means something, so that noise is not stretched over all colours."""
-    lows = [row[f"{each.column}_min"] for row in rows if row[each.column] is not None]
-    highs = [row[f"{each.column}_max"] for row in rows if row[each.column] is not None]
-    if not lows or (each.least is None and each.most is None):
+    known = rows.filter(rows[name].is_valid())
+    if not known.num_rows or (picture.least is None and picture.most is None):
         return None
+    least, most = pc.min(known[f"{name}_min"]).as_py(), pc.max(known[f"{name}_max"]).as_py()
     return [
-        min(lows) if each.least is None else min(each.least, *lows),
-        max(highs) if each.most is None else max(each.most, *highs),
+        least if picture.least is None else min(picture.least, least),
+        most if picture.most is None else max(picture.most, most),
     ]
 
 
-def _cells(rows: list[dict[str, Any]], each: Map, why: str) -> ChartData:
+def _cells(
+    queries: RunQueries, table: str, name: str, picture: Picture, rows: pa.Table, place: dict[str, Any]
+) -> pa.Table:
     """A row per cell. A cell without a value keeps its place and says why; nothing to draw gives no row."""
-    column = each.column
-    if all(row[column] is None for row in rows):
-        return ChartData.of([])
-    return ChartData.of(
+    missing = rows[name].is_null()
+    if pc.all(missing).as_py():
+        return pa.table({})
+    why = ", ".join(queries.reasons(table, name)) if pc.any(missing).as_py() else ""
+    return pa.table(
         {
-            "visit": row["visit"], "step": row["step"], "until": row["until"], "step_to": row["step_to"],
-            column: row[column + _SIDES[each.cell]], f"{column}_min": row[f"{column}_min"],
-            f"{column}_max": row[f"{column}_max"], "missing": why if row[column] is None else None,
+            **place,
+            name: rows[name + _SIDES[picture.side]],
+            f"{name}_min": rows[f"{name}_min"],
+            f"{name}_max": rows[f"{name}_max"],
+            "missing": pc.if_else(missing, why, pa.scalar(None, pa.string())),
         }
-        for row in rows
-    )  # fmt: skip
+    )

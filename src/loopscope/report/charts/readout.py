@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from loopscope.report.chart import Chart, ChartData
+from loopscope.report.chart import Chart
 from loopscope.report.queries import SERIES_BUCKETS, RunQueries, quoted
-from loopscope.report.widgets import lines
+from loopscope.report.widgets import line_data, lines
 
 # id, column, title, how to read it, unit
 _CHARTS = (
@@ -31,42 +31,33 @@ _CHARTS = (
 
 def readouts(queries: RunQueries) -> list[Chart]:
     """Over training, a line per loop step."""
-    if not queries.has("probe_readout"):
+    table = "probe_readout"
+    if not queries.has(table):
         return []
-    scope = queries.scope("probe_readout")
+    where = queries.scope(table).where
     # One way of reading out, on one corpus: values of different ones are not comparable.
-    chosen = queries.rows(
-        f"select readout, corpus_hash, corpus_name from probe_readout where {scope.where} "
-        "group by all order by count(*) desc, readout limit 1"
-    )[0]
-    where = f"{scope.where} and readout = {quoted(chosen['readout'])} and corpus_hash = {quoted(chosen['corpus_hash'])}"
-    buckets = queries.buckets("probe_readout", SERIES_BUCKETS)
+    (chosen,) = queries.rows(
+        f"select readout, corpus_hash from {table} where {where} group by all order by count(*) desc, readout limit 1"
+    )
+    where += f" and readout = {quoted(chosen['readout'])} and corpus_hash = {quoted(chosen['corpus_hash'])}"
+    buckets = queries.buckets(table, SERIES_BUCKETS)
+    columns = [column for _, column, *_ in _CHARTS]
     rows = queries.thinned(
-        f"(select * from probe_readout where {where})", [name for _, name, *_ in _CHARTS], buckets.per_bucket,
-        by=("loop_step",),
-    )  # fmt: skip
-    charts = []
-    for name, column, title, text, unit in _CHARTS:
-        data = [
-            {
-                "step": r["step"], "loop step": r["loop_step"], "value": r[column], "low": r[f"{column}_min"],
-                "high": r[f"{column}_max"],
-            }
-            for r in rows if r[column] is not None
-        ]  # fmt: skip
-        charts.append(
-            Chart(
-                id=name,
-                title=title,
-                text=f"{text} Read out through: {chosen['readout']}.",
-                spec=lines(
-                    y=unit, color="loop step", kind="ordinal", color_title="loop step", points=True,
-                    band=buckets.per_bucket > 1,
-                ),
-                data=ChartData.of(data),
-                metrics=(("probe_readout", column),),
-                scope=scope.words,
-                notes=(*((buckets.note,) if buckets.note else ()), *queries.missing("probe_readout", (column,))),
-            )
-        )  # fmt: skip
-    return charts
+        f"(select * from {table} where {where})", columns, buckets.per_bucket, by=("loop_step",)
+    )
+    return [
+        queries.chart(
+            table,
+            (column,),
+            buckets=buckets,
+            id=name,
+            title=title,
+            text=f"{text} Read out through: {chosen['readout']}.",
+            spec=lines(
+                y=unit, color="loop step", kind="ordinal", color_title="loop step", points=True,
+                band=buckets.per_bucket > 1,
+            ),
+            data=line_data(rows, column, "loop step", rows["loop_step"], known=True),
+        )
+        for name, column, title, text, unit in _CHARTS
+    ]  # fmt: skip
