@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import altair as alt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -10,7 +9,7 @@ from loopscope.catalog.rows import BLOCKS
 from loopscope.report.chart import Chart
 from loopscope.report.charts.structure import last_visits
 from loopscope.report.queries import SERIES_BUCKETS, RunQueries
-from loopscope.report.widgets import line_data, lines
+from loopscope.report.widgets import field, line_data, lines
 
 _TABLE = "probe_perturbation"
 # id, column, title, how to read it, unit
@@ -35,8 +34,8 @@ def disturbances(queries: RunQueries) -> list[Chart]:
         return []
     rows = rows.filter(pc.field("b") == BLOCKS.index("loop"))
     step = rows["step"][0] if rows.num_rows else "?"
-    axis = alt.Axis(values=sorted(rows["r"].unique().to_pylist()), format="d", labelOverlap=True)
-    x = alt.X("loop step:Q", title="loop step", axis=axis, scale=alt.Scale(nice=False))
+    axis = {"values": sorted(rows["r"].unique().to_pylist()), "format": "d", "labelOverlap": True}
+    x = field("loop step", title="loop step", axis=axis, scale={"nice": False})
     charts = []
     for name, column, title, text, unit in _LAST:
         known = rows.filter(rows[column].is_valid())

@@ -43,7 +43,7 @@ def maps(queries: RunQueries, table: str, columns: Sequence[Column]) -> list[Cha
             title=picture.title,
             text=picture.text + _cell(picture, thinned=buckets.per_bucket > 1),
             spec=heatmap(
-                y_order=order, value=name, title=name, last=int(until[-1]), domain=_domain(rows, name, picture)
+                y_order=order, value=name, last=int(until[-1]), domain=_domain(rows, name, picture)
             ),
             data=_cells(queries, table, name, picture, rows, place),
         )
