@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 
+import altair as alt
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -95,6 +96,19 @@ def test_every_axis_and_colour_bar_has_a_title(healthy, tmp_path):
                 if "field" not in encoding or encoding["field"] in names_only or "axis" not in encoding:
                     continue
                 assert encoding.get("title"), (chart.id, channel)
+
+
+@pytest.mark.usefixtures("no_bundle")
+def test_every_specification_is_valid_vega_lite(healthy, tmp_path):
+    _, (page,) = written(tmp_path, healthy)
+    _, (rolled, _) = written(tmp_path, healthy, healthy, by="tokens")
+    kinds = {}
+    for chart in (chart for each in (page, rolled) for section in each.sections for chart in section.charts):
+        # Charts of one kind differ in their texts alone; one with marks or a bound is another kind.
+        kinds.setdefault(re.sub(r'"(?!type")[^"]*": "[^"]*"', "", json.dumps(chart.spec)), chart)
+    assert len(kinds) > 10
+    for chart in kinds.values():
+        alt.LayerChart.from_dict(dict(chart.spec), validate=True)
 
 
 @pytest.mark.usefixtures("no_bundle")

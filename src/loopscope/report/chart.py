@@ -28,8 +28,6 @@ class Chart:
     """Which rows it is made of: global, or one rank's."""
     notes: tuple[str, ...] = ()
     """How it was thinned, and what is missing and why."""
-    wide: bool = False
-    """True where it takes the page's whole width."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -40,17 +40,16 @@ def shorten(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def shortened(table: pa.Table) -> pa.Table:
     """The table with floats shortened, and null where they are not finite; DuckDB's sums of integers as integers."""
-    for index, field in enumerate(table.schema):
-        column = table.column(index)
-        if pa.types.is_decimal(field.type):
-            column = column.cast(pa.float64() if field.type.scale else pa.int64())
-        elif pa.types.is_floating(field.type):
-            values = shorten(column.to_numpy())
-            column = pa.array(values, mask=~np.isfinite(values))
-        else:
-            continue
-        table = table.set_column(index, field.name, column)
-    return table
+    return pa.table([_shortened(column) for column in table.columns], names=table.column_names)
+
+
+def _shortened(column: pa.ChunkedArray) -> Any:
+    if pa.types.is_decimal(column.type):
+        column = column.cast(pa.float64() if column.type.scale else pa.int64())
+    if not pa.types.is_floating(column.type):
+        return column
+    values = shorten(column.to_numpy())
+    return pa.array(values, mask=~np.isfinite(values))
 
 
 def columnar(table: pa.Table) -> dict[str, Any]:

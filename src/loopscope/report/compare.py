@@ -17,7 +17,7 @@ from loopscope.analysis.health_findings import Findings
 from loopscope.catalog.gauge import Gauge, How, evaluate_by_step
 from loopscope.catalog.registry import GAUGES
 from loopscope.report.chart import Chart, Section
-from loopscope.report.queries import SERIES_BUCKETS, RunQueries
+from loopscope.report.queries import SERIES_BUCKETS, Buckets, RunQueries, buckets
 from loopscope.report.run_page import RunPage
 from loopscope.report.widgets import lines, x_step
 
@@ -28,13 +28,13 @@ _MOST_NAME = 24
 
 
 def comparison(runs: Sequence[Run], names: Sequence[str], by: Axis = "step") -> RunPage:
-    """A part of its own, with a chart per quantity and a line per run, aligned by step or by tokens seen."""
+    """A page of its own, with a chart per quantity and a line per run, aligned by step or by tokens seen."""
     queries = [RunQueries(run) for run in runs]
     told = unique(names)
     gauges = [gauge for gauge in GAUGES.values() if gauge.title]
     charts = [chart for gauge in gauges if (chart := _chart(queries, told, by, gauge)) is not None]
-    aligned = "optimizer step" if by == "step" else "training tokens"
-    section = Section(id="all", nav="All", title="Side by side", charts=charts, text=f"Aligned by {aligned}.")
+    aligned = "Aligned by optimizer step." if by == "step" else "Aligned by training tokens."
+    section = Section(id="all", nav="All", title="Side by side", charts=charts, text=aligned)
     none = Findings(found=(), early=(), judged="", alerts=())
     return RunPage(key="c", name="Comparison", info=[], findings=none, sections=[section], checks=[])
 
@@ -57,16 +57,14 @@ def _chart(queries: Sequence[RunQueries], names: Sequence[str], by: Axis, gauge:
             points.append(_NOWHERE)
             continue
         scopes.append(one.scope(table).words)
-        buckets = one.buckets(table, SERIES_BUCKETS)
-        found = _points(one.run, gauge, buckets.per_bucket)
+        found, thinned = _points(one.run, gauge)
         placed = found.filter(pc.is_finite(found[by]))
         if lost := found.num_rows - placed.num_rows:
             notes.append(f"{run}: {lost} of {found.num_rows} points have no number of tokens.")
         # A run keeps its colour in every picture, also after one that has no value: a row that is not drawn.
         points.append(placed if placed.num_rows else _NOWHERE)
-        if buckets.note:
-            notes.append(f"{run}: {buckets.note}")
-        notes += [f"{run}: {note}" for note in one.missing(table, (gauge.column,), gauge.condition)]
+        told = (*thinned.note, *one.missing(table, (gauge.column,), gauge.condition))
+        notes += [f"{run}: {note}" for note in told]
     if not scopes:
         return None
     data = pa.concat_tables(
@@ -92,26 +90,26 @@ def _chart(queries: Sequence[RunQueries], names: Sequence[str], by: Axis, gauge:
     )
 
 
-def _points(run: Run, gauge: Gauge, size: int) -> pa.Table:
-    """Per bucket of `size` steps: where it is by step and by tokens; mean, smallest and largest value, NaN for null."""
+def _points(run: Run, gauge: Gauge) -> tuple[pa.Table, Buckets]:
+    """Per bucket: where it is by step and by tokens; mean, smallest and largest value, NaN for null."""
     columns = gauge_columns(run, (gauge,))
     step, value, _ = evaluate_by_step(gauge, columns)
     tokens = evaluate_by_step(replace(gauge, column="tokens_seen", how="max", place=""), columns).value
-    bucket = np.arange(len(step)) // size
+    thinned = buckets(len(step), SERIES_BUCKETS)
+    bucket = np.arange(len(step)) // thinned.size
 
     def over(how: How, values: NDArray[np.float64]) -> NDArray[np.float64]:
         summed = Gauge(key="", table="", column="value", how=how)
         return evaluate_by_step(summed, {"step": bucket, "value": values}).value
 
-    return pa.table(
-        {
-            "step": step[::size].astype(np.float64),
-            "tokens": over("mean", tokens),
-            "value": over("mean", value),
-            "low": over("min", value),
-            "high": over("max", value),
-        }
-    )
+    points = {
+        "step": step[:: thinned.size].astype(np.float64),
+        "tokens": over("mean", tokens),
+        "value": over("mean", value),
+        "low": over("min", value),
+        "high": over("max", value),
+    }
+    return pa.table(points), thinned
 
 
 _NOWHERE = pa.table(dict.fromkeys(("step", "tokens", "value", "low", "high"), np.array([np.nan])))

@@ -103,12 +103,10 @@ def render(
 
 def glossary(pages: Sequence[RunPage]) -> list[tuple[str, Column]]:
     """(table, column) of all that is drawn, in the order of the tables."""
-    charts = [chart for page in pages for section in page.sections for chart in section.charts]
-    drawn = {metric for chart in charts for metric in chart.metrics}
-    order = list(TABLES)
+    charts = (chart for page in pages for section in page.sections for chart in section.charts)
+    drawn = sorted({metric for chart in charts for metric in chart.metrics})
     return [
-        (table, TABLES[table].by_name[name])
-        for table, name in sorted(drawn, key=lambda metric: (order.index(metric[0]), metric[1]))
+        (table, TABLES[table].by_name[name]) for table in TABLES for owner, name in drawn if owner == table
     ]
 
 

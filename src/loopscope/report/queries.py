@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -37,26 +36,20 @@ _VISITS = """
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Buckets:
-    """How a table was thinned."""
+class Buckets(NamedTuple):
+    """How a table is thinned."""
 
-    steps: int
-    """Steps that have rows."""
-    limit: int
+    size: int
+    """Steps in a bucket; 1 where nothing is thinned."""
+    note: tuple[str, ...]
+    """Said under the chart."""
 
-    @property
-    def per_bucket(self) -> int:
-        """Steps in a bucket; 1 where nothing was thinned."""
-        return max(1, -(-self.steps // self.limit))
 
-    @property
-    def note(self) -> str:
-        """Said under the chart; empty where nothing was thinned."""
-        if self.per_bucket == 1:
-            return ""
-        kept = "with mean, smallest and largest of each"
-        return f"Thinned: {self.steps:,} steps in buckets of {self.per_bucket:,}, {kept}."
+def buckets(steps: int, limit: int) -> Buckets:
+    """Buckets of equal size, at most `limit` of them."""
+    size = max(1, -(-steps // limit))
+    said = f"Thinned: {steps:,} steps in buckets of {size:,}, with mean, smallest and largest of each."
+    return Buckets(size, () if size == 1 else (said,))
 
 
 class RunQueries:
@@ -91,36 +84,49 @@ class RunQueries:
         """The same for a few rows, as dicts."""
         return self.table(query).to_pylist()  # type: ignore[no-any-return]
 
-    def buckets(self, table: str, limit: int) -> Buckets:
-        """How `table` is thinned to at most `limit` points."""
-        query = f"select count(distinct step) from {table} where {self.scope(table).where}"
-        return Buckets(steps=self.once(("steps", table), lambda: value(self.run, query)) or 0, limit=limit)
-
-    def thinned(self, source: str, columns: Sequence[str], size: int, *, by: Sequence[str] = ()) -> pa.Table:
-        """Per bucket of `size` steps (and per group): `step`, `step_to`, and of each column c its mean, as `c`,
-        `c_min` and `c_max`.
+    def thinned(
+        self, source: str, limit: int, columns: Sequence[str], *, by: Sequence[str] = ()
+    ) -> tuple[pa.Table, Buckets]:
+        """Per bucket of steps (and per group): `step`, `step_to`, and of each column c its mean, as `c`, `c_min` and
+        `c_max`; and what the buckets are.
 
         Args:
-            source: a table or query in parentheses, with a column `step`.
+            source: a query in parentheses, with a column `step`.
+            limit: buckets at most.
             columns: names of columns, or `expression as name`.
-            size: steps per bucket.
             by: columns that tell series apart.
         """
+        thinned = buckets(value(self.run, f"select count(distinct step) from {source}"), limit)
         pairs = [column.rpartition(" as ") for column in columns]
         values = ", ".join(
             f"avg({expression or name}) as {name}, min({expression or name}) as {name}_min, "
             f"max({expression or name}) as {name}_max" for expression, _, name in pairs
         )  # fmt: skip
         groups = "".join(f", {name}" for name in by)
-        return self.table(
+        rows = self.table(
             f"select min(step) as step, max(step) as step_to{groups}, {values} from "
-            f"(select *, (dense_rank() over (order by step) - 1) // {size} as bucket from {source}) "
+            f"(select *, (dense_rank() over (order by step) - 1) // {thinned.size} as bucket from {source}) "
             f"group by bucket{groups} order by bucket{groups}"
         )
+        return rows, thinned
+
+    def speaking(self, table: str, only: str = "true") -> str:
+        """A query over the rows of `table` that speak for the run, and meet a condition."""
+        return f"(select * from {table} where {self.scope(table).where} and {only})"
 
     def visits(self, table: str) -> str:
         """A query over `table` with b, r, l: the order of depth that holds for every R."""
         return f"({_VISITS.format(table=table, where=self.scope(table).where)})"
+
+    def last_visits(self, table: str, columns: str) -> pa.Table:
+        """Rows of a probe's last step in the order of depth, with b, r, l and the name of the `visit`; none without."""
+        if not self.has(table):
+            return pa.table({})
+        rows = self.table(
+            f"select step, b, r, l, {columns} from {self.visits(table)} "
+            f"where step = (select max(step) from {table} where {self.scope(table).where}) order by all"
+        )
+        return rows.append_column("visit", [visit_names(rows)])
 
     def last_step(self) -> int:
         """The last step with any row; 0 where there is none."""
@@ -151,12 +157,11 @@ class RunQueries:
             only: which of the scope's rows are drawn at all, as a condition.
             more: the other fields of `Chart`.
         """
-        thinned = [buckets.note] if buckets and buckets.note else []
         told = self.missing(table, columns if missing is None else missing, only)
         return Chart(
             metrics=tuple((table, column) for column in columns),
             scope=self.scope(table).words,
-            notes=(*thinned, *notes, *told),
+            notes=(*(buckets.note if buckets else ()), *notes, *told),
             **more,
         )
 

@@ -94,7 +94,7 @@ def read_run_page(run: Run, key: str, bounds: Bounds = None) -> RunPage:
         name=shown_name(run.manifest.run_name or run.path.name),
         info=run_info(queries),
         findings=found,
-        sections=[module.section(queries) for module in SECTIONS],
+        sections=[section(queries) for section in SECTIONS],
         checks=checks(queries, found) if found.judged else [],
     )
 

@@ -157,21 +157,23 @@ def heatmap(*, y_order: Sequence[str], value: str, last: int, domain: Sequence[f
         *place, field(value, format=".5g", title=value), field(f"{value}_min", format=".5g", title="smallest"),
         field(f"{value}_max", format=".5g", title="largest"),
     ]  # fmt: skip
-    known = {
-        "transform": [{"filter": f"isValid(datum[{value!r}])"}],
-        "mark": {"type": "rect", "clip": True},
-        "encoding": {
-            **axes,
-            "color": field(value, title=value, scale=scale, legend=_GRADIENT),
-            "tooltip": tooltip,
+    layers = [
+        {
+            "transform": [{"filter": f"isValid(datum[{value!r}])"}],
+            "mark": {"type": "rect", "clip": True},
+            "encoding": {
+                **axes,
+                "color": field(value, title=value, scale=scale, legend=_GRADIENT),
+                "tooltip": tooltip,
+            },
         },
-    }
-    missing = {
-        "transform": [{"filter": f"!isValid(datum[{value!r}])"}],
-        "mark": {"type": "rect", "clip": True, "style": "missing"},
-        "encoding": {**axes, "tooltip": [*place, field("missing", "nominal", title="missing")]},
-    }
-    return _layered([known, missing], min(560, max(96, 17 * len(y_order))))
+        {
+            "transform": [{"filter": f"!isValid(datum[{value!r}])"}],
+            "mark": {"type": "rect", "clip": True, "style": "missing"},
+            "encoding": {**axes, "tooltip": [*place, field("missing", "nominal", title="missing")]},
+        },
+    ]
+    return _layered(layers, min(560, max(96, 17 * len(y_order))))
 
 
 def matrix(*, x: str, y: str, value: str, title: str, middle: float | None = None, **more: Any) -> Spec:

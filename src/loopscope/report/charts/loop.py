@@ -50,24 +50,16 @@ def _chart(
     if not queries.has(table):
         return None
     only, step, layer = _ROWS[table]
-    where = f"{queries.scope(table).where} and {only}"
-    last = value(queries.run, f"select max({layer}) from {table} where {where}")
+    last = value(queries.run, f"select max({layer}) from {queries.speaking(table, only)}")
     if last is None:
         return None
-    where += f" and {layer} = {last}"
-    present = queries.table(f"select distinct {step} as s from {table} where {where} order by s")[
-        "s"
-    ].to_pylist()
+    source = queries.speaking(table, f"{only} and {layer} = {last}")
+    present = queries.table(f"select distinct {step} as step from {source} order by all")["step"].to_pylist()
     shown = evenly(present, _MOST_SERIES)
     drawn = ", ".join(map(str, shown))
     notes = () if shown == present else (f"Loop steps {drawn} of {len(present)} are drawn.",)
-    buckets = queries.buckets(table, SERIES_BUCKETS)
-    rows = queries.thinned(
-        f"(select * from {table} where {where} and {step} in ({drawn}))",
-        [column],
-        buckets.per_bucket,
-        by=(step,),
-    )
+    source = f"(from {source} where {step} in ({drawn}))"
+    rows, buckets = queries.thinned(source, SERIES_BUCKETS, [column], by=(step,))
     bound = {"growth": queries.settings.growth, "token_correlation": queries.settings.token_correlation}.get(
         name
     )

@@ -64,10 +64,8 @@ def _matrix(queries: RunQueries, layer: int, pairs: pa.Table) -> Chart:
 def _neighbours(queries: RunQueries) -> list[Chart]:
     if not queries.has("transition"):
         return []
-    where = f"{queries.scope('transition').where} and kind = 'step_boundary' and topk_overlap is not null"
-    source = f"(select * from transition where {where})"
-    buckets = queries.buckets("transition", SERIES_BUCKETS)
-    rows = queries.thinned(source, ["topk_overlap"], buckets.per_bucket, by=("to_layer_idx",))
+    source = queries.speaking("transition", "kind = 'step_boundary' and topk_overlap is not null")
+    rows, buckets = queries.thinned(source, SERIES_BUCKETS, ["topk_overlap"], by=("to_layer_idx",))
     if not rows.num_rows:
         return []
     (chance,) = queries.rows(f"select min(overlap_chance) as low, max(overlap_chance) as high from {source}")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from loopscope.catalog.column import Column
 from loopscope.catalog.registry import TABLES
 from loopscope.report.chart import Chart, Section
-from loopscope.report.charts.maps import maps
+from loopscope.report.charts.router import maps
 from loopscope.report.queries import SERIES_BUCKETS, RunQueries, quoted
 from loopscope.report.widgets import line_data, lines
 
@@ -53,13 +53,10 @@ def section(queries: RunQueries) -> Section:
 def _chart(queries: RunQueries, kind: str, *, several: bool) -> Chart:
     title, text = _KINDS.get(kind, (f"Loss by {kind}", "Strata are fixed in the corpus' manifest."))
     only = f"stratum_kind = {quoted(kind)}"
-    buckets = queries.buckets("probe_loss", SERIES_BUCKETS)
     name = "stratum || ' (' || left(corpus_hash, 6) || ')'" if several else "stratum"
-    source = (
-        f"(select *, {name} as line, coalesce(list_position({list(_STRATA)}, stratum), 99) as place from probe_loss "
-        f"where {queries.scope('probe_loss').where} and {only})"
-    )
-    rows = queries.thinned(source, ["loss_mean"], buckets.per_bucket, by=("place", "stratum", "line"))
+    place = f"coalesce(list_position({list(_STRATA)}, stratum), 99)"
+    source = f"(select *, {name} as line, {place} as place from {queries.speaking('probe_loss', only)})"
+    rows, buckets = queries.thinned(source, SERIES_BUCKETS, ["loss_mean"], by=("place", "stratum", "line"))
     rows = rows.sort_by([(key, "ascending") for key in ("place", "stratum", "step", "line")])
     return queries.chart(
         "probe_loss",
@@ -69,7 +66,7 @@ def _chart(queries: RunQueries, kind: str, *, several: bool) -> Chart:
         id=f"probe_{kind}",
         title=title,
         text=text,
-        spec=lines(y="nats per token", color="stratum", points=True, band=buckets.per_bucket > 1),
+        spec=lines(y="nats per token", color="stratum", points=True, band=buckets.size > 1),
         data=line_data(rows, "loss_mean", "stratum", rows["line"], known=True),
     )
 

@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 
 from loopscope.catalog.registry import TABLES
 from loopscope.report.chart import Chart
-from loopscope.report.charts.maps import maps
-from loopscope.report.queries import RunQueries, visit_names
+from loopscope.report.charts.router import maps
+from loopscope.report.queries import RunQueries
 from loopscope.report.widgets import matrix
 
 
@@ -21,8 +21,7 @@ def structure(queries: RunQueries) -> list[Chart]:
 
 
 def _margins(queries: RunQueries) -> list[Chart]:
-    rows = last_visits(
-        queries,
+    rows = queries.last_visits(
         "probe_margin",
         "replace(quantity, '_', ' ') as quantity, rho_cal as rho, rho_cal_low as low, rho_cal_high as high, "
         "coalesce(cell, 'not known') as reading, cell, calibrated, shuffle_scope",
@@ -50,8 +49,7 @@ def _margins(queries: RunQueries) -> list[Chart]:
 
 
 def _specialisation(queries: RunQueries) -> list[Chart]:
-    rows = last_visits(
-        queries,
+    rows = queries.last_visits(
         "probe_specialisation",
         "case kind when 'domain' then 'domain ' || stratum when 'vocabulary' then kind "
         "when 'coactivation' then 'co-activation' else kind || ' ' || stratum end as of, "
@@ -86,14 +84,3 @@ def _by_visit(data: pa.Table, x: str, value: str, title: str, **more: Any) -> An
         x=x, y="visit", value=value, title=title, middle=1, domain=[max(0.0, 1 - furthest), 1 + furthest], x_title="",
         y_title="", labels=True, ordered=True, height=max(80, 20 * len(data["visit"].unique())), **more,
     )  # fmt: skip
-
-
-def last_visits(queries: RunQueries, table: str, columns: str) -> pa.Table:
-    """Rows of the last probe in the order of depth, with b, r, l and the name of the `visit`; none without a probe."""
-    if not queries.has(table):
-        return pa.table({})
-    rows = queries.table(
-        f"select step, b, r, l, {columns} from {queries.visits(table)} "
-        f"where step = (select max(step) from {table} where {queries.scope(table).where}) order by all"
-    )
-    return rows.append_column("visit", [visit_names(rows)])
