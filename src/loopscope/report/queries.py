@@ -119,7 +119,7 @@ class RunQueries:
         return f"({_VISITS.format(table=table, where=self.scope(table).where)})"
 
     def last_visits(self, table: str, columns: str) -> pa.Table:
-        """Rows of a probe's last step in the order of depth, with b, r, l and the name of the `visit`; none without."""
+        """Rows of a probe's last step in the order of depth, with b, r, l and the name of the `visit`; maybe none."""
         if not self.has(table):
             return pa.table({})
         rows = self.table(
@@ -131,9 +131,8 @@ class RunQueries:
     def last_step(self) -> int:
         """The last step with any row; 0 where there is none."""
         tables = [t for t in self.run.tables if t not in ("attempt", "health")]
-        steps = [f"select max(step) as step from {table}" for table in tables] or ["select 0 as step"]
-        query = f"select max(step) from ({' union all '.join(steps)})"
-        return self.once("last step", lambda: value(self.run, query)) or 0
+        steps = (value(self.run, f"select max(step) from {table}") or 0 for table in tables)
+        return self.once("last step", lambda: max(steps, default=0))
 
     def chart(
         self,

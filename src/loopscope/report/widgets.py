@@ -150,7 +150,7 @@ def heatmap(*, y_order: Sequence[str], value: str, last: int, domain: Sequence[f
         "x": {**x_step(), "scale": {"nice": False, "zero": False, "domainMax": last}},
         "x2": {"field": "until"},
         "y": field(
-            "visit", "nominal", sort=y_order, title=None, axis={"labelOverlap": True, "labelLimit": 120}
+            "visit", "nominal", sort=y_order, title=None, axis={"labelOverlap": True, "labelLimit": 140}
         ),
     }
     tooltip = [
@@ -193,7 +193,7 @@ def matrix(*, x: str, y: str, value: str, title: str, middle: float | None = Non
     if middle is not None:
         # Blended as red, green and blue: by hue the way from blue to orange would lead through other colours.
         scale |= {"range": "diverging", "domainMid": middle, "interpolate": "rgb"}
-    ordinal: Spec = {"axis": {"labelOverlap": True, "labelAngle": 0, "labelLimit": 120}}
+    ordinal: Spec = {"axis": {"labelOverlap": True, "labelAngle": 0, "labelLimit": 140}}
     if more.get("ordered"):
         # Names come in the order of depth; numbers are sorted by Vega itself.
         ordinal["sort"] = None

@@ -1,11 +1,11 @@
 """The sections of the report: each function makes one of a run's queries, with words alone where there is no data."""
 
-from loopscope.report.charts import deep, experts, health, loop, loss, overlap, probe, router
+from loopscope.report.charts import deep, health, loop, loss, overlap, probe, router
 
 SECTIONS = (
     loss.section,
     router.section,
-    experts.section,
+    router.experts,
     loss.training,
     loop.section,
     overlap.section,

@@ -122,8 +122,8 @@ def training(queries: RunQueries) -> Section:
 
 def series(thinned: pa.Table, names: Mapping[str, str], x: str = "step") -> pa.Table:
     """A line per column (column → its name), one after the other; a column without any value is left out."""
-    drawn = [line_data(thinned, column, "series", name, x=x) for column, name in names.items()]
-    drawn = [line for line in drawn if line["value"].null_count < line.num_rows]
+    lines_of = (line_data(thinned, column, "series", name, x=x) for column, name in names.items())
+    drawn = [line for line in lines_of if line["value"].null_count < line.num_rows]
     return pa.concat_tables(drawn) if drawn else pa.table({})
 
 

@@ -10,18 +10,17 @@ from loopscope.report.queries import SERIES_BUCKETS, RunQueries
 from loopscope.report.widgets import line_data, lines, matrix
 
 _MOST_LAYERS = 24
+_TEXT = (
+    "Share of the chosen experts that two loop steps of one layer have in common, token by token. "
+    "Different layers are never compared: their experts are strangers."
+)
 _METRICS = ("topk_overlap", "overlap_chance")
 
 
 def section(queries: RunQueries) -> Section:
     """The overlap matrix of every physical layer at the last probe, and the overlap of neighbours over training."""
     charts = [*_matrices(queries), *_neighbours(queries)]
-    text = (
-        "Share of the chosen experts that two loop steps of one layer have in common, token by token. "
-        "Different layers are never compared: their experts are strangers."
-    )
-    if not charts:
-        text = "No pair of loop steps of one layer was measured."
+    text = _TEXT if charts else "No pair of loop steps of one layer was measured."
     return Section(
         id="overlap", nav="Overlap", title="Do loop steps choose the same experts?", charts=charts, text=text
     )

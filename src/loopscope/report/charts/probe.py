@@ -35,11 +35,11 @@ def section(queries: RunQueries) -> Section:
         text = "The run has no probe: there is no row of the table probe_loss."
         return Section(id="probe", nav="Probe", title="Probe", text=text)
     corpora = queries.rows("select distinct corpus_name, corpus_hash from probe_loss")
-    where = queries.scope("probe_loss").where
-    kinds = queries.table(f"select distinct stratum_kind as kind from probe_loss where {where}")[
-        "kind"
-    ].to_pylist()
-    charts = [_chart(queries, kind, several=len(corpora) > 1) for kind in sorted(kinds, key=_place)]
+    found = queries.rows(
+        f"select distinct stratum_kind as kind from {queries.speaking('probe_loss')} order by all"
+    )
+    kinds = sorted((row["kind"] for row in found), key=lambda kind: (*_KINDS, kind).index(kind))
+    charts = [_chart(queries, kind, several=len(corpora) > 1) for kind in kinds]
     charts += maps(
         queries, "probe_router", [_on_the_corpus(TABLES["probe_router"].by_name[name]) for name in _MAPS]
     )
@@ -69,10 +69,6 @@ def _chart(queries: RunQueries, kind: str, *, several: bool) -> Chart:
         spec=lines(y="nats per token", color="stratum", points=True, band=buckets.size > 1),
         data=line_data(rows, "loss_mean", "stratum", rows["line"], known=True),
     )
-
-
-def _place(kind: str) -> tuple[int, str]:
-    return (list(_KINDS).index(kind) if kind in _KINDS else len(_KINDS), kind)
 
 
 def _on_the_corpus(column: Column) -> Column:
