@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from loopscope.store import TABLES, Column, RunStore, StoreOptions, TableSchema
-from loopscope.store.compact import compact_run
-from loopscope.store.seal_run import seal_run
+from loopscope.store.read.compact import compact_run
+from loopscope.store.seal.seal_run import seal_run
 
 EXPERTS = 16
 LOOP_STEPS = 4

@@ -15,7 +15,7 @@ from engine_runs import EXPERTS, LOOP_STEPS, TABLES_V2, compact_runs, make_runs
 
 from loopscope.analysis import open_runs
 from loopscope.store import RunReader
-from loopscope.store.compact import adopt_into_delta, compact_run
+from loopscope.store.read.compact import adopt_into_delta, compact_run
 
 ROWS = int(os.environ.get("LOOPSCOPE_ENGINE_ROWS", "20000"))
 """1,000,000 in `scripts/bench engines`."""

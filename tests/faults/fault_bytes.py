@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 from fault_rows import write_step, wrong_rows
 
 from loopscope.store import RunReader, RunStore, StoreOptions
-from loopscope.store.frames import Frame, scan
-from loopscope.store.verify import verify_run
+from loopscope.store.journal.frames import Frame, scan
+from loopscope.store.read.verify import verify_run
 
 _OPTIONS = StoreOptions(tick_s=3600.0, on_error="raise")
 

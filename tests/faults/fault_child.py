@@ -15,7 +15,7 @@ from typing import Any
 from fault_rows import write_step
 
 from loopscope.store import RunStore, StoreOptions
-from loopscope.store.sealer import seal_all
+from loopscope.store.seal.sealer import seal_all
 
 
 def write_until_killed(order: dict[str, Any], acknowledge: int) -> None:

@@ -11,7 +11,7 @@ from fault_disk import FaultyDisk
 from fault_rows import write_step, wrong_rows
 
 from loopscope.store import RunReader, RunStore, StoreOptions
-from loopscope.store.verify import verify_run
+from loopscope.store.read.verify import verify_run
 
 # No background thread gets a turn: the scenario ticks by itself, so that the nth call is always the same one.
 _OPTIONS = StoreOptions(tick_s=3600.0, seal_in="thread", rotate_bytes=4000, fsync_s=1e-9)
@@ -31,7 +31,7 @@ def scenario(root: Path, disk: FaultyDisk) -> dict[str, Any]:
             write_step(writer, step)
             if step % 4 == 0:
                 writer.tick()
-                store._keeper._seal()
+                store._background._seal()
             if step % 8 == 0:
                 writer.flush(durable=True)
         except Exception as error:

@@ -18,7 +18,7 @@ from typing import Any
 from fault_rows import POSITIONS, wrong_rows
 
 from loopscope.store import RunReader
-from loopscope.store.verify import verify_run
+from loopscope.store.read.verify import verify_run
 
 _CHILD = Path(__file__).with_name("fault_child.py")
 CYCLES_PER_RUN = 8

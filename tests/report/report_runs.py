@@ -13,7 +13,7 @@ from probe_rows import keys, probe_tables
 
 from loopscope.store import TABLES, RunStore
 from loopscope.store.disk import LOCAL_DISK
-from loopscope.store.parts import PartMeta, write_part
+from loopscope.store.parts.parquet import PartMeta, write_part
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import uvicorn
 from starlette.testclient import TestClient
 
 from loopscope.service import Access, make_app
-from loopscope.store import RowWriter, RunStore
+from loopscope.store import JournalWriter, RunStore
 
 
 def client(root: Path, *, token: str | None = None, host: str = "http://127.0.0.1:8321") -> TestClient:
@@ -47,7 +47,7 @@ def loss_row(step: int, **more: Any) -> dict[str, Any]:
     } | more  # fmt: skip
 
 
-def open_writer(path: Path, *, name: str = "") -> tuple[RunStore, RowWriter]:
+def open_writer(path: Path, *, name: str = "") -> tuple[RunStore, JournalWriter]:
     store = RunStore.create(path, run_name=name)
     return store, store.writer(attempt=store.claim_attempt(first_step=1))
 

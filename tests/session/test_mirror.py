@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-import loopscope.store.uploader as uploader
+import loopscope.store.mirror.uploader as uploader
 from loopscope import Loopscope, open_run
 from loopscope.errors import ConfigError, RunExistsError
 from loopscope.store import Remote, RunStore, StoreOptions
-from loopscope.store.verify import verify_run
+from loopscope.store.read.verify import verify_run
 from loopscope.trace import LossComponents
 
 LOSS = LossComponents(

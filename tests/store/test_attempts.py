@@ -7,7 +7,7 @@ from store_runs import QUIET, loss, visit, write_attempt
 
 from loopscope.errors import ConfigError, StoreError
 from loopscope.store import Attempt, LiveRange, RunReader, RunStore, live_ranges
-from loopscope.store.verify import verify_run
+from loopscope.store.read.verify import verify_run
 
 
 def attempts(*specs: tuple[int, int | None]) -> list[Attempt]:

@@ -14,7 +14,8 @@ from loopscope.analysis import open_run
 from loopscope.errors import ConfigError, NotARunError, RunExistsError, SchemaError, StoreError
 from loopscope.store import RunReader, RunStore, read_table
 from loopscope.store.disk import Disk
-from loopscope.store.verify import verify_run
+from loopscope.store.manifest import LAYOUT
+from loopscope.store.read.verify import verify_run
 
 
 @pytest.fixture
@@ -103,30 +104,30 @@ def test_a_part_that_is_gone_is_missed(run: Path) -> None:
     assert [(p.lost_rows, path.name in p.where) for p in found.problems if p.kind == "part"] == [(10, True)]
 
 
-def test_a_part_under_another_name_is_not_believed(run: Path) -> None:
+def test_a_part_under_another_name_is_left_out(run: Path) -> None:
     path = part(run)
     path.rename(path.with_name(path.name.replace("00001-r0", "00002-r7")))
     problems = RunReader(run).check_all()
-    assert "its name lies" in problems[0].text
+    assert "its name and its metadata disagree" in problems[0].text
 
 
-def test_a_part_of_another_table_is_not_believed(run: Path) -> None:
+def test_a_part_of_another_table_is_left_out(run: Path) -> None:
     path = part(run)
     (run / "tables" / "router").mkdir()
     shutil.copy(path, run / "tables" / "router" / path.name)
     reader = RunReader(run)
     assert reader.read("router").num_rows == 0
-    assert "its name lies" in str(reader.check_all()[0])
+    assert "its name and its metadata disagree" in str(reader.check_all()[0])
 
 
-def test_a_part_of_another_run_is_not_believed(run: Path, tmp_path: Path) -> None:
+def test_a_part_of_another_run_is_left_out(run: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     write_attempt(other, range(1, 4))
     (alien,) = (other / "tables" / "loss").glob("part-*")
     shutil.copy(alien, run / "tables" / "loss" / alien.name.replace("00001-r0", "00001-r9"))
     reader = RunReader(run)
     assert reader.read("loss", live=False).num_rows == 13
-    assert "its name lies" in str(reader.check_all()[0])
+    assert "its name and its metadata disagree" in str(reader.check_all()[0])
 
 
 def test_the_same_rows_twice_count_once(run: Path) -> None:
@@ -152,13 +153,13 @@ def test_links_out_of_the_run_are_not_followed(run: Path, tmp_path: Path) -> Non
     assert sum(p.kind == "link" for p in reader.check_all()) == 3
 
 
-def test_a_journal_of_another_run_is_not_believed(run: Path, tmp_path: Path) -> None:
+def test_a_journal_of_another_run_is_left_out(run: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     write_attempt(other, range(1, 4), seal=False)
     shutil.copy(next((other / "journal").glob("*.wal")), run / "journal" / "00001-r0-00009.wal")
     reader = RunReader(run)
     assert reader.read("loss", live=False).num_rows == 13
-    assert any("its name lies" in str(p) for p in reader.check_all())
+    assert any("its name and its header disagree" in str(p) for p in reader.check_all())
 
 
 def test_unknown_names_are_refused_with_what_there_is(run: Path) -> None:
@@ -185,12 +186,12 @@ def test_a_stale_table_of_attempts_is_found(run: Path) -> None:
 
 
 def test_a_newer_layout_is_not_written_to(run: Path) -> None:
-    change_manifest(run, format=2, invented_later={"a": 1})
-    with pytest.raises(StoreError, match="layout 2"):
+    change_manifest(run, format=LAYOUT + 1, invented_later={"a": 1})
+    with pytest.raises(StoreError, match=f"layout {LAYOUT + 1}"):
         RunStore.open(run)
     reader = RunReader(run)
     assert reader.read("loss").num_rows == 8
-    assert ["layout 2" in str(p) for p in reader.check_all()] == [True]
+    assert [f"layout {LAYOUT + 1}" in str(p) for p in reader.check_all()] == [True]
 
 
 def test_a_leftover_temporary_file_disturbs_nobody(run: Path) -> None:

@@ -14,9 +14,9 @@ from loopscope.cli.seal import Seal
 from loopscope.cli.verify import Verify
 from loopscope.errors import ConfigError, StoreError
 from loopscope.store import RunReader, RunStore
-from loopscope.store.compact import compact_run
-from loopscope.store.seal_run import seal_run
-from loopscope.store.verify import verify_run
+from loopscope.store.read.compact import compact_run
+from loopscope.store.read.verify import verify_run
+from loopscope.store.seal.seal_run import seal_run
 
 
 @pytest.fixture
@@ -109,13 +109,10 @@ def test_compact_touches_no_folder_of_others(run: Path, tmp_path: Path) -> None:
     assert (other / "thesis.tex").exists()
 
 
-def test_schemas(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_schemas(capsys: pytest.CaptureFixture[str]) -> None:
     assert Schemas(table="loss").run() == 0
     assert "closure_error" in capsys.readouterr().out
     assert Schemas(table="nope").run() == 2
-    assert Schemas(check=True, folder=tmp_path).run() == 1
-    assert Schemas(write=True, folder=tmp_path).run() == 0
-    assert Schemas(check=True, folder=tmp_path).run() == 0
 
 
 @pytest.mark.parametrize("out", ["file", "file/below", "x" * 300])

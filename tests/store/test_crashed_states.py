@@ -14,9 +14,9 @@ from store_runs import QUIET, loss, write_attempt
 from loopscope.cli.verify import Verify
 from loopscope.store import RunReader, RunStore, StoreOptions
 from loopscope.store.disk import Disk
-from loopscope.store.seal import seal_journal
-from loopscope.store.seal_run import seal_run
-from loopscope.store.verify import ATTEMPT_TABLE, verify_run
+from loopscope.store.read.verify import ATTEMPT_TABLE, verify_run
+from loopscope.store.seal.seal_journal import seal_journal
+from loopscope.store.seal.seal_run import seal_run
 
 
 def seal_and_die(root: Path) -> None:

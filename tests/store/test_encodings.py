@@ -12,9 +12,8 @@ import pytest
 from store_runs import QUIET, loss, visit
 
 from loopscope.store import TABLES, RunReader, RunStore
-from loopscope.store.disk import LOCAL_DISK
-from loopscope.store.encodings import parquet_options
-from loopscope.store.parts import write_parquet
+from loopscope.store.parts.encodings import parquet_options
+from loopscope.store.parts.parquet import parquet_bytes
 
 ROWS = 5000
 GENERATOR = np.random.default_rng(0)
@@ -34,7 +33,7 @@ COLUMNS: dict[str, tuple[Any, bool, str]] = {
 def write(path: Path, table: pa.Table, pieces: int = 1) -> pq.ParquetFile:
     size = -(-table.num_rows // pieces)
     tables = [table.slice(start, size) for start in range(0, table.num_rows, size)]
-    write_parquet(LOCAL_DISK, path, table.schema, tables)
+    path.write_bytes(parquet_bytes(table.schema, tables))
     return pq.ParquetFile(path)
 
 
@@ -111,5 +110,5 @@ def test_sealed_parts_are_encoded_so(tmp_path: Path) -> None:
 
 def test_no_rows_make_a_file_all_the_same(tmp_path: Path) -> None:
     schema = TABLES["loss"].arrow
-    write_parquet(LOCAL_DISK, tmp_path / "x", schema, [])
+    (tmp_path / "x").write_bytes(parquet_bytes(schema, []))
     assert pq.read_table(tmp_path / "x").num_rows == 0

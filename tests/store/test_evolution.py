@@ -14,7 +14,7 @@ from loopscope import __version__
 from loopscope.analysis.sql_views import SqlViews
 from loopscope.errors import SchemaError
 from loopscope.store import TABLES, Column, RunReader, RunStore, TableSchema
-from loopscope.store.seal_run import seal_run
+from loopscope.store.seal.seal_run import seal_run
 
 OLD = TABLES["loss"]
 NEW = replace(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopscope.store.frames import HEAD_SIZE, MARKER, MAX_PAYLOAD, Frame, Gap, encode_frame, scan
+from loopscope.store.journal.frames import HEAD_SIZE, MARKER, MAX_PAYLOAD, Frame, Gap, encode_frame, scan
 
 # Payloads that hold the marker, and whole frames, are the ones that could fool the search for the next frame.
 payloads = st.lists(

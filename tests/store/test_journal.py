@@ -15,19 +15,14 @@ from hypothesis import strategies as st
 from store_runs import QUIET, loss, visit
 
 from loopscope.errors import StoreError
-from loopscope.store import TABLES, Column, RunReader, RunStore, TableSchema
+from loopscope.store import TABLES, Column, RunStore, TableSchema
 from loopscope.store.disk import LOCAL_DISK, Disk
-from loopscope.store.frames import HEAD_SIZE, Frame, encode_frames, scan
-from loopscope.store.journal import (
-    FORMAT,
-    Journal,
-    JournalContent,
-    JournalHeader,
-    decode_journal,
-    read_journal,
-)
-from loopscope.store.seal_run import seal_run
-from loopscope.store.verify import verify_run
+from loopscope.store.journal.decode import JournalContent, decode_journal
+from loopscope.store.journal.file import Journal, read_journal
+from loopscope.store.journal.frames import FORMAT, HEAD_SIZE, Frame, encode_frames, scan
+from loopscope.store.journal.header import JournalHeader
+from loopscope.store.read.verify import verify_run
+from loopscope.store.seal.seal_run import seal_run
 
 OLD = TABLES["loss"]
 NEWER = {
@@ -53,10 +48,12 @@ def write(root: Path, tables: Mapping[str, TableSchema] = TABLES, **more: Any) -
 
 def read(data: bytes, tables: Mapping[str, TableSchema] = TABLES) -> tuple[Rows, JournalContent]:
     rows: Rows = []
-    content = decode_journal(Path("it"), data, tables, lambda table, row: rows.append((table, row)))
-    for _, row in rows:
-        row.pop("wall_time")
-    return rows, content
+
+    def take(table: str, names: tuple[str, ...], values: list[Any]) -> None:
+        row = dict(zip(names, values, strict=True))
+        rows.append((table, {k: v for k, v in row.items() if v is not None and k != "wall_time"}))
+
+    return rows, decode_journal("it", data, tables, take)
 
 
 def without(data: bytes, ordinals: set[int]) -> bytes:
@@ -156,22 +153,6 @@ def test_names_that_did_not_reach_the_disk_are_written_again(tmp_path: Path, num
     assert content.faults == []
 
 
-def test_the_first_format_is_still_read_and_sealed(tmp_path: Path) -> None:
-    path = write(tmp_path / "run")
-    header = read(read_journal(path))[1].header
-    assert header is not None
-    assert header.format == 2
-    encode = msgspec.msgpack.encode
-    records: list[Any] = [msgspec.structs.replace(header, format=1), *plain(ROWS)]
-    path.write_bytes(encode_frames(0, [encode(r) for r in records]))
-    assert RunReader(tmp_path / "run").read("loss")["task_loss"].to_pylist() == [1.0, 1.0, 1.0]
-    assert seal_run(tmp_path / "run").failures == []
-    reader = RunReader(tmp_path / "run")
-    assert reader.read("loss")["step"].to_pylist() == [1, 2, 3]
-    assert reader.read("router")["step"].to_pylist() == [1, 2]
-    assert verify_run(tmp_path / "run").problems == []
-
-
 _VALUES = st.fixed_dictionaries(
     {},
     optional={
@@ -190,7 +171,7 @@ def test_rows_of_any_batches_come_back(
 ) -> None:
     header = JournalHeader(
         run_id="it", attempt=1, parent_attempt=None, first_step=1, world_size=1, writer="r0", seq=1,
-        schemas={"loss": 1}, loopscope_version="1",
+        schemas={"loss": OLD.version}, loopscope_version="1",
     )  # fmt: skip
     path = tmp_path_factory.mktemp("any") / "it.wal"
     journal = Journal(LOCAL_DISK, path, header)
@@ -200,8 +181,7 @@ def test_rows_of_any_batches_come_back(
         journal.append("loss", [kind(step=1, wall_time=None, **values) for values in batch])
         rows += [("loss", {"step": 1, **values}) for values in batch]
     journal.close()
-    got: Rows = []
-    content = decode_journal(path, read_journal(path), TABLES, lambda table, row: got.append((table, row)))
+    got, content = read(read_journal(path))
     assert got == plain(rows)
     assert (content.lost, content.num_rows, path.stat().st_size) == (0, len(rows), journal.size)
     assert HEAD_SIZE * (len(rows) + 1) < journal.size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from loopscope.cli.seal import Seal
 from loopscope.errors import NotARunError, RunExistsError, StoreError
 from loopscope.store import RunReader, RunStore, read_manifest
 from loopscope.store.checksum import check_checksum, with_checksum
-from loopscope.store.seal_run import seal_run
-from loopscope.store.verify import verify_run
+from loopscope.store.read.verify import verify_run
+from loopscope.store.seal.seal_run import seal_run
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
@@ -47,18 +48,28 @@ def test_every_change_that_still_parses_is_found_or_harmless(
     assert {name: read.get(name) for name in members} == members
 
 
-def test_a_run_of_a_version_without_checksums_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["run.json", "attempts/00001.json", "journal/00001-r0-00001.sealed"])
+def test_a_document_without_its_checksum_is_refused_by_name(tmp_path: Path, name: str) -> None:
     root = tmp_path / "run"
     write_attempt(root, range(1, 4))
-    for path in (root / "run.json", *root.glob("journal/*.sealed")):
-        members = json.loads(path.read_text())
-        del members["checksum"]
-        path.write_text(json.dumps(members))
-    found = verify_run(root)
-    assert (found.problems, found.notes) == ([], [])
-    assert not RunReader(root).manifest.rebuilt
-    write_attempt(root, range(3, 5), parent=1)
-    assert "checksum" in (root / "run.json").read_text()
+    path = root / name
+    members = json.loads(path.read_text())
+    del members["checksum"]
+    path.write_text(json.dumps(members))
+    (problem,) = verify_run(root).problems
+    assert path.name in str(problem)
+    assert "does not end in a checksum" in problem.text
+    assert 'make `"checksum": "none"` its last member' in problem.text
+    path.write_text(json.dumps({**members, "checksum": "none"}))
+    assert (verify_run(root).problems, verify_run(root).notes) == ([], [])
+
+
+@pytest.mark.parametrize("value", ["none at all", "crc32:", "crc32:0123", None, 7])
+def test_only_a_checksum_or_none_ends_a_document(value: object) -> None:
+    with pytest.raises(ValueError, match="does not end in a checksum"):
+        check_checksum(json.dumps({"a": 1, "checksum": value}).encode())
+    with pytest.raises(ValueError, match="does not end in a checksum"):
+        check_checksum(b'{"checksum": "none", "a": 1}')
 
 
 def test_a_change_by_hand_is_named_with_the_way_to_make_it(tmp_path: Path) -> None:
@@ -66,14 +77,17 @@ def test_a_change_by_hand_is_named_with_the_way_to_make_it(tmp_path: Path) -> No
     write_attempt(root, range(1, 4))
     path = root / "run.json"
     path.write_text(path.read_text().replace('"run_name": "run"', '"run_name": "better"'))
-    with pytest.raises(StoreError, match=r"changed by hand.*remove its last line"):
+    with pytest.raises(StoreError, match=r'changed by hand.*make `"checksum": "none"` its last member'):
         read_manifest(root)
     reader = RunReader(root)
     assert reader.manifest.rebuilt
     assert [p.kind for p in reader.problems] == ["manifest"]
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join([*lines[:-3], lines[-3].removesuffix(","), "}"]))
+    path.write_text(re.sub(r'"crc32:[0-9a-f]{8}"', '"none"', path.read_text()))
     assert read_manifest(root).run_name == "better"
+    # The next one who writes it signs it again.
+    write_attempt(root, range(3, 5), parent=1)
+    assert read_manifest(root).run_name == "better"
+    assert '"checksum": "crc32:' in path.read_text()
 
 
 def test_a_newer_versions_members_are_covered(tmp_path: Path) -> None:
@@ -110,7 +124,7 @@ def test_seal_puts_run_json_together_so_that_the_run_goes_on(
         path.unlink()
     else:
         data = path.read_bytes()
-        path.write_bytes(data[:-50] if damage == "cut" else data.replace(b'"format": 1', b'"format": 3'))
+        path.write_bytes(data[:-50] if damage == "cut" else data.replace(b'"format": 2', b'"format": 3'))
     with pytest.raises(StoreError):
         RunStore.open(root)
     assert Seal(path=root).run() == 0

@@ -12,7 +12,7 @@ from store_runs import QUIET
 
 from loopscope.analysis import open_run
 from loopscope.store import RunStore
-from loopscope.store.verify import verify_run
+from loopscope.store.read.verify import verify_run
 
 _RANK = """
 import sys

@@ -16,9 +16,9 @@ from store_runs import loss, wait_for
 from loopscope.analysis import open_run
 from loopscope.errors import ConfigError, NotARunError
 from loopscope.store import Remote, RunStore, StoreOptions
+from loopscope.store.mirror.snapshot import SealedFile, Stage, sealed_files, settled
 from loopscope.store.names import Segment
-from loopscope.store.snapshot import SealedFile, Stage, sealed_files, settled
-from loopscope.store.verify import verify_run
+from loopscope.store.read.verify import verify_run
 
 OPTIONS = StoreOptions(tick_s=0.01, seal_in="thread", rotate_bytes=3000, retry_s=0.05)
 
@@ -338,7 +338,7 @@ def test_a_resumed_run_does_not_bring_up_again_what_is_there(tmp_path: Path) -> 
     assert open_run(base).problems == []
 
 
-def test_a_copy_that_was_removed_is_made_anew_and_that_is_told(tmp_path: Path) -> None:
+def test_a_copy_that_was_removed_is_uploaded_again_and_noted(tmp_path: Path) -> None:
     base = tmp_path / "remote"
     store = RunStore.create(tmp_path / "run", options=OPTIONS)
     store.mirror_to(Remote.of(base.as_uri()))
@@ -356,7 +356,7 @@ def test_a_copy_that_was_removed_is_made_anew_and_that_is_told(tmp_path: Path) -
     assert run.arrow("loss")["step"].to_pylist() == list(range(1, 202))
     assert run.problems == []
     (told,) = open_run(tmp_path / "run").arrow("health").to_pylist() or [{"detail": uploader.last_error}]
-    assert "was removed, and is made anew" in str(told["detail"])
+    assert "was removed, and is uploaded again" in str(told["detail"])
 
 
 def test_what_a_killed_upload_leaves_lies_in_no_tables_folder(tmp_path: Path) -> None:

@@ -10,14 +10,20 @@ import pytest
 from store_runs import QUIET, loss, visit
 
 from loopscope.errors import SchemaError
-from loopscope.store import RunReader, RunStore, StoreOptions
-from loopscope.store.verify import verify_run
+from loopscope.store import RowWriter, RunReader, RunStore, StoreOptions
+from loopscope.store.read.verify import verify_run
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Any:
     with RunStore.create(tmp_path / "run", options=QUIET) as made:
         yield made
+
+
+def test_the_stores_writer_is_a_row_writer(store: RunStore) -> None:
+    writer = store.writer(attempt=store.claim_attempt(first_step=1))
+    assert isinstance(writer, RowWriter)
+    assert (writer.dropped, writer.fsync_failures) == (0, 0)
 
 
 @pytest.mark.parametrize(

@@ -15,15 +15,15 @@ import msgspec
 import pytest
 from store_runs import loss, wait_for, write_attempt
 
-import loopscope.store.seal_run as seal_module
+import loopscope.store.seal.seal_run as seal_module
 from loopscope.store import Remote, RunReader, RunStore, StoreOptions
 from loopscope.store.disk import Disk
 from loopscope.store.ids import this_process
 from loopscope.store.locks import Holder
-from loopscope.store.orphans import Orphans
-from loopscope.store.seal_run import seal_run
-from loopscope.store.sealer import seal_all
-from loopscope.store.verify import verify_run
+from loopscope.store.read.verify import verify_run
+from loopscope.store.seal.abandoned_writers import AbandonedWriters
+from loopscope.store.seal.seal_run import seal_run
+from loopscope.store.seal.sealer import seal_all
 
 
 @pytest.mark.parametrize("seal_in", ["process", "thread"])
@@ -81,7 +81,7 @@ def test_who_wants_rows_durable_waits_for_the_journal_that_another_thread_is_at(
     if end == "close":
         assert announced == []  # sealed, all of them
     else:
-        assert store._keeper.take_waiting("") == announced[:-1]
+        assert store._background.take_waiting("") == announced[:-1]
     store.close()
     assert verify_run(tmp_path / "run").problems == []
 
@@ -147,13 +147,13 @@ def test_what_an_attempt_on_another_machine_left_is_sealed_once_it_stops_to_beat
     write_attempt(root, range(1, 6), seal=False)
     lock = locked_elsewhere(root, "00001-r0")
     announced: list[str] = []
-    orphans = Orphans(root / "journal", 2, 0.2, announced.append)
+    abandoned = AbandonedWriters(root / "journal", 2, 0.2, announced.append)
     for beat in range(5):
         os.utime(lock, (beat, beat))
-        orphans()
+        abandoned()
         time.sleep(0.1)
         assert announced == []
-    wait_for(lambda: orphans() is None and bool(announced))
+    wait_for(lambda: abandoned() is None and bool(announced))
     assert announced == ["00001-r0-00001.wal"]
 
 

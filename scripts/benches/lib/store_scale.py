@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from loopscope.store import TABLES, Attempt, RunStore
 from loopscope.store.disk import LOCAL_DISK
-from loopscope.store.parts import PartMeta, write_part
+from loopscope.store.parts.parquet import PartMeta, write_part
 
 EXPERTS = 16
 VISITS = 34

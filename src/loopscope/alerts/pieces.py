@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 
 from loopscope.alerts.columns import Flags
 from loopscope.store import RunReader
-from loopscope.store.files import Part
-from loopscope.store.reader import conform
+from loopscope.store.read.files import SealedPart
+from loopscope.store.read.reader import conform
 
 SCOPE = ("step", "aggregation_scope", "rank")
 """Columns that say whose a row is."""
@@ -96,7 +96,7 @@ def _in_order(reader: RunReader, table: str) -> list[_Load]:
     return [load for *_, load in found]
 
 
-def _first_step(part: Part) -> int:
+def _first_step(part: SealedPart) -> int:
     try:
         with pq.ParquetFile(part.path) as file:
             position = file.schema_arrow.names.index("step")
@@ -106,7 +106,7 @@ def _first_step(part: Part) -> int:
         return 0
 
 
-def _of_part(reader: RunReader, part: Part) -> _Load:
+def _of_part(reader: RunReader, part: SealedPart) -> _Load:
     fields = reader.schema(part.table).arrow
 
     def read(file: pq.ParquetFile, group: int, names: Sequence[str]) -> pa.Table:

@@ -133,6 +133,7 @@ def open_run(path: str | Path, *, filesystem: object = None) -> Run:
 
     Raises:
         NotARunError: the folder holds no run.
+        SchemaError: it holds a run of a layout that this version reads no more.
         ConfigError: there is no filesystem for the URI.
     """
     if filesystem is None and "://" not in str(path):

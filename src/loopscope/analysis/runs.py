@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from loopscope.analysis.run import Run
 from loopscope.analysis.sql_views import SqlViews
-from loopscope.errors import NotARunError
+from loopscope.errors import NotARunError, SchemaError
 
 if TYPE_CHECKING:
     import duckdb
@@ -72,7 +72,7 @@ def open_runs(pattern: str | Path) -> Runs:
     for path in sorted(glob.glob(str(pattern), recursive=True)):  # noqa: PTH207
         try:
             run = Run(path)
-        except NotARunError as error:
+        except (NotARunError, SchemaError) as error:
             skipped.append(str(error))
             continue
         if run.run_id in found:

@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from loopscope.cli.console import make_console, make_table, plain, titled, working
-from loopscope.store.compact import adopt_into_delta, compact_run
+from loopscope.store.read.compact import adopt_into_delta, compact_run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

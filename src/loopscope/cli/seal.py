@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from loopscope.cli.console import make_console, working
-from loopscope.store.seal_run import seal_run
+from loopscope.store.seal.seal_run import seal_run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

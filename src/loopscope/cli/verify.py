@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from loopscope.cli.console import make_console, make_table, plain, titled, working
-from loopscope.store.verify import verify_run
+from loopscope.store.read.verify import verify_run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

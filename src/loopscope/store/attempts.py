@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
-import zlib
+import platform
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
-from loopscope.errors import StoreError
+from loopscope import __version__
+from loopscope.errors import ConfigError, StoreError
+from loopscope.store.checksum import decode_document, encode_document
 from loopscope.store.disk import Disk, create_file
-from loopscope.store.manifest import Attempt
+from loopscope.store.ids import this_process
+from loopscope.store.manifest import Attempt, Manifest
 from loopscope.store.names import ATTEMPTS_DIR
 
 
@@ -45,7 +49,7 @@ def live_ranges(attempts: Sequence[Attempt], with_rows: Collection[int]) -> dict
         fresh = attempt.parent_attempt is None or attempt.parent_attempt not in by_number
         start = 0 if fresh else attempt.first_step
         ranges[current] = LiveRange(start, end)
-        # A chain may go back behind its own child: the earlier of the two starts ends what lies before.
+        # An attempt may start at an earlier step than its child: the earlier of the two starts ends the range before.
         end = attempt.first_step if end is None else min(end, attempt.first_step)
         current = attempt.parent_attempt
     return ranges
@@ -65,6 +69,42 @@ def chain_faults(attempts: Sequence[Attempt]) -> list[str]:
     return faults
 
 
+def new_attempt(
+    root: Path,
+    manifest: Manifest,
+    first_step: int,
+    parent_attempt: int | None,
+    world_size: int,
+    torch_version: str | None,
+) -> Attempt:
+    """The record of an attempt that this process claims; its number is found by `create_attempt`.
+
+    Raises:
+        ConfigError: a number is out of range, or the parent is not there.
+    """
+    if first_step < 0 or world_size < 1:
+        raise ConfigError(
+            f"first_step is {first_step} and world_size {world_size}, expected first_step >= 0, world_size >= 1"
+        )
+    known = [a.attempt for a in merge_attempts(read_attempts(root)[0], manifest.attempts)]
+    if parent_attempt not in (None, *known):
+        raise ConfigError(
+            f"parent_attempt is {parent_attempt}, expected one of {known}, the attempts of run {manifest.run_id}. The "
+            "checkpoint belongs to another run, or names an attempt that was removed."
+        )
+    return Attempt(
+        attempt=0,
+        parent_attempt=parent_attempt,
+        first_step=first_step,
+        world_size=world_size,
+        process=this_process(),
+        started=datetime.now(UTC),
+        loopscope_version=__version__,
+        torch_version=torch_version or manifest.versions.get("torch"),
+        python_version=platform.python_version(),
+    )
+
+
 def create_attempt(disk: Disk, root: Path, wanted: Attempt) -> Attempt:
     """Claim the next number; of several processes that ask, each gets another one."""
     folder = root / ATTEMPTS_DIR
@@ -73,7 +113,7 @@ def create_attempt(disk: Disk, root: Path, wanted: Attempt) -> Attempt:
         number += 1
         attempt = msgspec.structs.replace(wanted, attempt=number)
         try:
-            create_file(disk, folder / f"{number:05d}.json", _encode(attempt))
+            create_file(disk, folder / f"{number:05d}.json", encode_document(attempt))
         except FileExistsError:
             continue
         return attempt
@@ -86,7 +126,7 @@ def read_attempts(root: Path) -> tuple[list[Attempt], list[str]]:
     faults: list[str] = []
     for number, name in sorted(_numbers(folder).items()):
         try:
-            attempt = _decode((folder / name).read_bytes())
+            attempt = decode_document((folder / name).read_bytes(), Attempt)
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
@@ -97,6 +137,21 @@ def read_attempts(root: Path) -> tuple[list[Attempt], list[str]]:
             continue
         found.append(attempt)
     return found, faults
+
+
+def find_attempt(root: Path, number: int) -> Attempt:
+    """The record of a claimed attempt.
+
+    Raises:
+        StoreError: it is not there.
+    """
+    for record in read_attempts(root)[0]:
+        if record.attempt == number:
+            return record
+    raise StoreError(
+        f"attempt {number} of run {root} is not there; expected a number that claim_attempt() returned on rank 0. "
+        "Broadcast it to the other ranks after it was claimed."
+    )
 
 
 def merge_attempts(*sources: Sequence[Attempt]) -> list[Attempt]:
@@ -132,25 +187,6 @@ def attempt_rows(
         }
         rows.append(row)
     return rows
-
-
-class _Checked(msgspec.Struct):
-    # A flipped digit of first_step would silently change which rows are live.
-    crc32: str
-    attempt: msgspec.Raw
-
-
-def _encode(attempt: Attempt) -> bytes:
-    text = msgspec.json.encode(attempt)
-    return msgspec.json.encode(_Checked(f"{zlib.crc32(text):08x}", msgspec.Raw(text))) + b"\n"
-
-
-def _decode(data: bytes) -> Attempt:
-    checked = msgspec.json.decode(data, type=_Checked)
-    found = f"{zlib.crc32(bytes(checked.attempt)):08x}"
-    if found != checked.crc32:
-        raise ValueError(f"its content has CRC-32 {found}, it says {checked.crc32}")
-    return msgspec.json.decode(checked.attempt, type=Attempt)
 
 
 def _numbers(folder: Path) -> dict[int, str]:

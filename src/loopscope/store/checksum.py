@@ -1,13 +1,49 @@
-"""A JSON document that says its own CRC-32, in its last member: a flipped bit that still parses is found."""
+"""JSON documents that end in their own CRC-32, so that a flipped bit that still parses is found.
+
+run.json, the records of attempts and the ledgers are written and read through this module alone.
+"""
 
 from __future__ import annotations
 
 import re
 import zlib
+from typing import TypeVar
 
-_LAST = re.compile(rb',\s*"checksum":\s*"crc32:([0-9a-f]{8})"\s*\}\s*\Z')
+import msgspec
+
+_LAST = re.compile(rb',\s*"checksum":\s*"(?:crc32:([0-9a-f]{8})|none)"\s*\}\s*\Z')
 _LONGEST = 80
 """Bytes that the last member takes at most, from its comma to the end of the file."""
+_FIX = 'After a change on purpose, make `"checksum": "none"` its last member'
+
+# A trainer's configuration holds types, paths and enums: their text is what a reader wants to see.
+_encode = msgspec.json.Encoder(enc_hook=str).encode
+_Document = TypeVar("_Document", bound=msgspec.Struct)
+
+
+def encode_document(content: msgspec.Struct, indent: int = 0) -> bytes:
+    """The struct as JSON with its checksum; TypeError or ValueError where JSON cannot hold it.
+
+    Args:
+        content: at least one field.
+        indent: blanks per level; 0 puts all on one line.
+    """
+    text = _encode(content)
+    return with_checksum(msgspec.json.format(text, indent=indent) if indent else text)
+
+
+def decode_document(data: bytes, kind: type[_Document]) -> _Document:
+    """The struct that `encode_document` wrote. Members that `kind` does not know are covered too, and left out.
+
+    Raises:
+        ValueError: it is no such document, or `check_checksum` refuses it.
+    """
+    try:
+        document = msgspec.json.decode(data, type=kind)
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from None
+    check_checksum(data)
+    return document
 
 
 def with_checksum(document: bytes) -> bytes:
@@ -22,19 +58,17 @@ def with_checksum(document: bytes) -> bytes:
 
 
 def check_checksum(data: bytes) -> None:
-    """Return where the document is what was written; one without a checksum, of an older version, is believed.
-
-    A newer version's document is checked alike, whatever members it has.
+    """Return where the document matches its checksum, or ends in ``"checksum": "none"``: an edit on purpose.
 
     Raises:
-        ValueError: its content and its checksum differ.
+        ValueError: its content and its checksum differ, or it has none.
     """
     last = _LAST.search(data, max(0, len(data) - _LONGEST))
     if last is None:
-        return
-    found, said = f"{zlib.crc32(data[: last.start()]):08x}", last[1].decode()
-    if found != said:
+        raise ValueError(f"it does not end in a checksum: it was cut off, or changed by hand. {_FIX}")
+    found, stored = b"%08x" % zlib.crc32(data[: last.start()]), last[1]
+    if stored not in (None, found):
         raise ValueError(
-            f"its content has CRC-32 {found}, it says {said}: it was damaged, or changed by hand. After a change on "
-            'purpose, remove its last line ("checksum") and the comma before it'
+            f"the CRC-32 of its content is {found.decode()}, its checksum says {stored.decode()}: it was damaged, or "
+            f"changed by hand. {_FIX}"
         )

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
+
+from loopscope.errors import ConfigError, StoreError
 
 
 class Disk:
@@ -54,28 +57,37 @@ class Disk:
 LOCAL_DISK = Disk()
 
 
-def write_all(disk: Disk, fd: int, data: bytes) -> None:
+def write_all(disk: Disk, fd: int, data: bytes | memoryview) -> None:
     """Write every byte, over as many calls as it takes."""
     view = memoryview(data)
     while view:
         taken = disk.write(fd, bytes(view[: 1 << 24]))
         if taken <= 0:
-            raise OSError(5, "the disk took nothing and gave no reason")
+            raise OSError(5, "the disk wrote no byte and gave no reason")
         view = view[taken:]
 
 
-def write_file(disk: Disk, path: Path, data: bytes) -> None:
-    """Put a whole file in place: readers see the old content or the new, never a part of it."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with contextlib.suppress(FileNotFoundError):
-        temporary.unlink()
-    fd = disk.create(temporary)
+def create_file(disk: Disk, path: Path, data: bytes | memoryview) -> None:
+    """Put a new file in place; FileExistsError where another process was first. Removes what it left half done."""
+    _fill(disk, path, data)
+    disk.fsync_dir(path.parent)
+
+
+def write_file(disk: Disk, path: Path, data: bytes | memoryview, temporary: Path | None = None) -> None:
+    """Put a whole file in place: readers see the old content or the new, never a part of it.
+
+    Args:
+        disk: where.
+        path: the file; replaced where it is there.
+        data: its content.
+        temporary: where it is written first, on the same filesystem; beside it where None.
+    """
+    if temporary is None:
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+    _fill(disk, temporary, data)
     try:
-        try:
-            write_all(disk, fd, data)
-            disk.fsync(fd)
-        finally:
-            disk.close(fd)
         disk.replace(temporary, path)
     except OSError:
         with contextlib.suppress(OSError):
@@ -84,8 +96,7 @@ def write_file(disk: Disk, path: Path, data: bytes) -> None:
     disk.fsync_dir(path.parent)
 
 
-def create_file(disk: Disk, path: Path, data: bytes) -> None:
-    """Put a new file in place; FileExistsError where another process was first. Removes what it left half done."""
+def _fill(disk: Disk, path: Path, data: bytes | memoryview) -> None:
     fd = disk.create(path)
     try:
         try:
@@ -97,4 +108,17 @@ def create_file(disk: Disk, path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             disk.unlink(path)
         raise
-    disk.fsync_dir(path.parent)
+
+
+@contextlib.contextmanager
+def writing_into(root: Path) -> Iterator[None]:
+    """Turns a refusal of the disk into a ConfigError that names the folder; errors of the store pass."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except OSError as error:
+        raise ConfigError(
+            f"{root} cannot be written: {error.strerror or error}. Give a folder on a disk with space, which this "
+            "user may write."
+        ) from None

@@ -56,12 +56,17 @@ def _namespace() -> str:
         return ""
 
 
-def _start_time(pid: int) -> str:
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/<pid>/stat from the process's state on; none where it cannot be read."""
     try:
         # The second field is the command in parentheses, and may itself hold blanks and parentheses.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _start_time(pid: int) -> str:
+    return "".join(_stat(pid)[19:20])
 
 
 def _exists(pid: int) -> bool:
@@ -71,8 +76,5 @@ def _exists(pid: int) -> bool:
         return False
     except PermissionError:
         return True
-    # A zombie is dead: nobody writes through it any more.
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (OSError, IndexError):
-        return True
+    # A zombie counts as dead: it writes no more.
+    return _stat(pid)[:1] != ["Z"]

@@ -44,7 +44,7 @@ class Lock:
         self._beaten = time.monotonic()
 
     def beat(self) -> None:
-        """Show that the holder lives; touches the file every `BEAT_S` at most, however often it is called."""
+        """Show that the holder is alive: touches the file every `BEAT_S` at most, however often it is called."""
         now = time.monotonic()
         if now - self._beaten < BEAT_S:
             return
@@ -67,24 +67,31 @@ def take_lock(disk: Disk, folder: Path, name: str, run_id: str, *, grace_s: floa
         OSError: the disk refused.
     """
     while True:
-        generation, held = _newest(folder, name)
-        if held is not None:
-            _check_dead(held, name, grace_s)
-        path = folder / f"{name}.{generation + 1}.lock"
+        older = _locks_of(folder, name)
+        newest = max(older, default=0)
+        if older:
+            _check_dead(older[newest], name, grace_s)
+        path = folder / f"{name}.{newest + 1}.lock"
         holder = Holder(process=this_process(), started=datetime.now(UTC), run_id=run_id)
         try:
             create_file(disk, path, msgspec.json.encode(holder))
         except FileExistsError:
-            continue  # Another process was faster: look at it.
-        for older in _generations(folder, name):
-            if older <= generation:
-                with contextlib.suppress(OSError):
-                    disk.unlink(folder / f"{name}.{older}.lock")
+            continue  # Another process was faster: check that one.
+        for left in older.values():
+            with contextlib.suppress(OSError):
+                disk.unlink(left)
         return Lock(disk, path)
 
 
+def _locks_of(folder: Path, name: str) -> dict[int, Path]:
+    """Generation → file of the lock `name`; the highest holds it. Raises OSError."""
+    pattern = re.compile(re.escape(name) + r"\.(\d{1,9})\.lock")
+    names = os.listdir(folder)  # noqa: PTH208 - one call, one failure
+    return {int(match[1]): folder / match[0] for n in names if (match := pattern.fullmatch(n))}
+
+
 def read_holder(path: Path) -> Holder | None:
-    """Who a lock file names; None where it cannot be read."""
+    """The holder that a lock file names; None where it cannot be read."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Holder)
     except (OSError, msgspec.DecodeError):
@@ -92,7 +99,7 @@ def read_holder(path: Path) -> Holder | None:
 
 
 class HolderWatch:
-    """Whether the processes that hold locks have ended, for somebody who can ask again.
+    """Whether the processes that hold locks have ended, for a caller that can ask again.
 
     Args:
         grace_s: how long a holder on another machine must not touch its file before it is taken for dead.
@@ -103,7 +110,7 @@ class HolderWatch:
         self._seen: dict[Path, tuple[int, float]] = {}
 
     def ended(self, path: Path) -> bool | None:
-        """True: the holder of this lock file is gone; False: it lives; None: that cannot be told yet."""
+        """True: the holder of this lock file is gone; False: it lives; None: not known yet."""
         holder = read_holder(path)
         alive = holder.process.alive() if holder is not None else None
         if alive is not None:
@@ -117,26 +124,21 @@ class HolderWatch:
             return False
         return True if now - since >= self._grace_s else None
 
+    def all_ended(self, folder: Path, pattern: str) -> bool | None:
+        """The same of every lock file that matches a pattern: False where any holder lives."""
+        answers = [self.ended(path) for path in folder.glob(pattern)]
+        return False if False in answers else None if None in answers else True
 
-def _generations(folder: Path, name: str) -> list[int]:
-    pattern = re.compile(re.escape(name) + r"\.(\d{1,9})\.lock")
-    return sorted(int(m[1]) for entry in os.listdir(folder) if (m := pattern.fullmatch(entry)))  # noqa: PTH208
-
-
-def _newest(folder: Path, name: str) -> tuple[int, Path | None]:
-    generations = _generations(folder, name)
-    if not generations:
-        return 0, None
-    return generations[-1], folder / f"{name}.{generations[-1]}.lock"
+    def wait(self, folder: Path, pattern: str, every_s: float = 0.5) -> bool:
+        """The same, asked again until it is known."""
+        while (ended := self.all_ended(folder, pattern)) is None:
+            time.sleep(every_s)
+        return ended
 
 
 def _check_dead(path: Path, name: str, grace_s: float) -> None:
     """Return when the holder is gone; raise when it lives."""
-    holder = read_holder(path)
-    alive = holder.process.alive() if holder is not None else None
-    if alive is None:
-        alive = _beats(path, grace_s)
-    if not alive or not path.exists():
+    if HolderWatch(grace_s).wait(path.parent, path.name, min(0.5, grace_s)) or not path.exists():
         return
     owner = read_holder(path)
     if owner is None:
@@ -148,20 +150,6 @@ def _check_dead(path: Path, name: str, grace_s: float) -> None:
         f"{owner.started.isoformat(timespec='seconds')}. Expected no other writer. Choose another folder, or end "
         "that process first."
     )
-
-
-def _beats(path: Path, grace_s: float) -> bool:
-    """True when the file is touched while we watch. Compares its own times, so that no two clocks meet."""
-    first = _touched(path)
-    end = time.monotonic() + grace_s
-    while time.monotonic() < end:
-        time.sleep(min(0.5, grace_s))
-        now = _touched(path)
-        if now is None or first is None:
-            return False
-        if now != first:
-            return True
-    return False
 
 
 def _touched(path: Path) -> int | None:

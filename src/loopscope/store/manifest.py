@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from loopscope.errors import NotARunError, StoreError
-from loopscope.store.checksum import check_checksum, with_checksum
-from loopscope.store.disk import Disk, write_file
+from loopscope.errors import ConfigError, NotARunError, RunExistsError, SchemaError, StoreError
+from loopscope.store.checksum import decode_document, encode_document
+from loopscope.store.disk import Disk, write_file, writing_into
 from loopscope.store.ids import Process
-from loopscope.store.names import MANIFEST
+from loopscope.store.names import JOURNAL_DIR, MANIFEST, TABLES_DIR
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,8 +33,9 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     python_version: str | None = None
 
 
-LAYOUT = 1
-"""The newest layout of a run directory that this version knows."""
+LAYOUT = 2
+"""The layout of a run directory that this version writes. 1: journals of format 1 and 2, attempts without a checksum
+of the common form; refused by name."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,14 +69,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     schemas: dict[str, int] = {}
     """Table → newest schema version written."""
     attempts: list[Attempt] = []
-    """A copy of attempts/, for people; the folder is the truth."""
+    """A copy of attempts/, for people; where they differ, the folder counts."""
     rebuilt: bool = False
-    """True where run.json was missing or invalid and this was put together from the rows."""
-
-
-# A trainer's configuration holds types, paths and enums: their text is what a reader wants to see.
-_ENCODER = msgspec.json.Encoder(enc_hook=str)
-_DECODER = msgspec.json.Decoder(Manifest)
+    """True where run.json was missing or invalid and this was rebuilt from the rows."""
 
 
 def write_manifest(disk: Disk, root: Path, manifest: Manifest) -> None:
@@ -86,12 +82,12 @@ def write_manifest(disk: Disk, root: Path, manifest: Manifest) -> None:
         OSError: the disk refused.
     """
     try:
-        text = msgspec.json.format(_ENCODER.encode(manifest), indent=2)
+        document = encode_document(manifest, indent=2)
     except (TypeError, ValueError) as error:
         raise StoreError(
             f"run.json cannot hold the configuration: {error}. Hand over plain data: dicts, lists, text, numbers."
         ) from None
-    write_file(disk, root / MANIFEST, with_checksum(text))
+    write_file(disk, root / MANIFEST, document)
 
 
 def read_manifest(root: Path) -> Manifest:
@@ -99,22 +95,50 @@ def read_manifest(root: Path) -> Manifest:
 
     Raises:
         NotARunError: there is no run.json.
-        StoreError: there is one that cannot be read.
+        SchemaError: the run has a layout that this version reads no more.
+        StoreError: there is a run.json that cannot be read.
     """
     path = root / MANIFEST
     try:
-        data = path.read_bytes()
+        manifest = decode_document(path.read_bytes(), Manifest)
     except (FileNotFoundError, NotADirectoryError):
         raise NotARunError(
             f"{root} is not a run: it has no {MANIFEST}. Give the folder that `--out` named when it was trained."
         ) from None
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror or error}") from None
-    try:
-        manifest = _DECODER.decode(data)
-        check_checksum(data)
-    except (msgspec.DecodeError, ValueError) as error:
+    except ValueError as error:
         raise StoreError(
-            f"{path} is not a valid run manifest: {error}. `loopscope seal` puts it together from the rows"
+            f"{path} is not a valid run manifest: {error}. `loopscope seal` rebuilds it from the rows"
         ) from None
+    if manifest.format < LAYOUT:
+        raise SchemaError(
+            f"{root} holds a run of layout {manifest.format}, written by loopscope {manifest.loopscope_version}; this "
+            f"version reads layout {LAYOUT}. Read, resume or compact the run with the version that wrote it."
+        )
     return manifest
+
+
+def refuse_existing(root: Path) -> None:
+    """Raise RunExistsError where the folder holds a run, ConfigError where it is no folder."""
+    with writing_into(root):  # A name that is too long, a folder on the way that may not be entered.
+        if root.exists() and not root.is_dir():
+            raise ConfigError(f"{root} is a file, expected a folder that does not exist or is empty")
+    try:
+        manifest = read_manifest(root)
+    except NotARunError:
+        if any((root / TABLES_DIR).glob("*/*.parquet")) or any((root / JOURNAL_DIR).glob("*.wal")):
+            raise RunExistsError(
+                f"{root} holds rows of a run whose {MANIFEST} is missing. Choose another folder."
+            ) from None
+        return
+    except StoreError as error:
+        raise RunExistsError(
+            f"{root} holds a run that cannot be read ({error}). Choose another folder."
+        ) from None
+    process = manifest.process
+    raise RunExistsError(
+        f"{root} already holds run {manifest.run_id} ({manifest.run_name}), created by host "
+        f"{process.host if process else 'unknown'}, pid {process.pid if process else 'unknown'}, started "
+        f"{manifest.created.isoformat(timespec='seconds')}. Choose another folder, or resume that run."
+    )

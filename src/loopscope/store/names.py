@@ -92,5 +92,5 @@ def check_writer(name: str) -> str:
 
 
 def table_dir(root: Path, table: str) -> Path:
-    """Where a table's parts lie."""
+    """The folder of a table's parts."""
     return root / TABLES_DIR / table

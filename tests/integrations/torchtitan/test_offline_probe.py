@@ -146,7 +146,7 @@ def test_incomplete_checkpoints_are_refused_by_name(copied: Path, tmp_path: Path
 
 def test_another_architecture(copied: Path, tmp_path: Path, capsys) -> None:
     manifest = json.loads((copied / "run.json").read_text())
-    del manifest["checksum"]  # changed on purpose
+    manifest["checksum"] = "none"  # changed on purpose
     for layer in manifest["configuration"]["trainer"]["model_spec"]["model"]["layers"]:
         layer["moe"]["routed_experts"]["inner_experts"]["hidden_dim"] //= 2
     (copied / "run.json").write_text(json.dumps(manifest))
@@ -156,7 +156,7 @@ def test_another_architecture(copied: Path, tmp_path: Path, capsys) -> None:
 
 def test_a_vocabulary_that_is_too_small(copied: Path, tmp_path: Path, capsys) -> None:
     manifest = json.loads((copied / "run.json").read_text())
-    del manifest["checksum"]  # changed on purpose
+    manifest["checksum"] = "none"  # changed on purpose
     manifest["configuration"]["trainer"]["model_spec"]["model"]["vocab_size"] = 60
     (copied / "run.json").write_text(json.dumps(manifest))
     assert main(["probe", str(checkpoint(copied, 2)), "--out", str(tmp_path / "out")]) == 1
@@ -175,7 +175,7 @@ def test_a_tokenizer_that_is_not_the_runs(copied: Path, tmp_path: Path, capsys) 
     (own,) = {row["corpus_hash"] for row in rows(copied, "probe_loss", 2)}
     assert f"but {own} in the run's own probes" in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "out").exists()
-    del manifest["checksum"]  # changed on purpose
+    manifest["checksum"] = "none"  # changed on purpose
     manifest["configuration"]["trainer"]["hf_assets_path"] = str(tmp_path / "gone")
     (copied / "run.json").write_text(json.dumps(manifest))
     with pytest.raises(ConfigError, match="name it with --tokenizer"):

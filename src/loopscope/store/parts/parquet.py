@@ -1,0 +1,114 @@
+"""Sealed Parquet parts: their metadata, and how they are written."""
+
+from __future__ import annotations
+
+import secrets
+import zlib
+from collections.abc import Iterable
+from itertools import chain
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from loopscope.store.disk import Disk, write_file
+from loopscope.store.names import JOURNAL_DIR, Segment, table_dir
+from loopscope.store.parts.encodings import parquet_options
+from loopscope.store.schema import TableSchema
+
+ROW_GROUP_BYTES = 32 << 20
+"""Arrow bytes per row group; under 64 MB in the file even where nothing compresses."""
+_PREFIX = b"loopscope."
+
+
+class PartMeta(msgspec.Struct, frozen=True, kw_only=True):
+    """What a part's file metadata holds."""
+
+    table: str
+    schema_version: int
+    run_id: str
+    attempt: int
+    writer: str
+    loopscope_version: str
+    seq: int = 0
+    parent_attempt: int | None = None
+    first_step: int = 0
+    world_size: int = 0
+    lost_rows: int = 0
+    """Rows of the journal that could not be read when it was sealed."""
+
+    def encode(self) -> dict[bytes, bytes]:
+        """As Parquet key-value metadata."""
+        members = msgspec.structs.asdict(self).items()
+        return {_PREFIX + name.encode(): str(value).encode() for name, value in members if value is not None}
+
+    @classmethod
+    def decode(cls, metadata: dict[bytes, bytes] | None) -> PartMeta:
+        """From Parquet key-value metadata; ValueError where it is not one of ours."""
+        found = {
+            k.removeprefix(_PREFIX).decode(): v.decode()
+            for k, v in (metadata or {}).items()
+            if k.startswith(_PREFIX) and v  # An empty value is none, as earlier versions wrote it.
+        }
+        try:
+            return msgspec.convert(found, cls, strict=False)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"its metadata is not that of a part: {error}") from None
+
+
+def parquet_bytes(schema: pa.Schema, tables: Iterable[pa.Table]) -> memoryview:
+    """The content of a Parquet file. Made in memory, so that an error of the library leaves no file behind.
+
+    Args:
+        schema: of the file, with its metadata.
+        tables: its rows in order.
+    """
+    rest = iter(tables)
+    first = next(rest, schema.empty_table())
+    sink = pa.BufferOutputStream()
+    options = parquet_options(schema, first)
+    with pq.ParquetWriter(sink, schema, write_page_checksum=True, **options) as writer:
+        for table in chain([first], rest):
+            for group in _row_groups(table):
+                writer.write_table(group, row_group_size=max(1, group.num_rows))
+    return memoryview(sink.getvalue())
+
+
+def _row_groups(table: pa.Table) -> Iterable[pa.Table]:
+    rows = max(1, table.num_rows * ROW_GROUP_BYTES // max(1, table.nbytes))
+    for start in range(0, table.num_rows, rows):
+        yield table.slice(start, rows)
+
+
+def write_part(
+    disk: Disk, root: Path, schema: TableSchema, meta: PartMeta, tables: Iterable[pa.Table]
+) -> Path:
+    """Put one sealed part in place: temporary name, fsync, rename, fsync of the folder. Raises OSError."""
+    segment = Segment(meta.attempt, meta.writer, meta.seq)
+    folder = table_dir(root, schema.name)
+    disk.mkdir(folder)
+    data = parquet_bytes(schema.arrow.with_metadata(meta.encode()), tables)
+    path = folder / segment.part(zlib.crc32(data))
+    write_file(disk, path, data, temporary_for(root, f"{segment.stem}.{schema.name}"))
+    return path
+
+
+def temporary_for(root: Path, name: str) -> Path:
+    """Where a file of a table is written before it is renamed into the table's folder.
+
+    With the journals: a side file in a table's folder would break other engines' scans. The name is this writer's own:
+    two that seal one journal, such as `loopscope seal` beside the training, must not write into, or rename, one
+    another's half-written file.
+    """
+    return root / JOURNAL_DIR / f"{name}.{secrets.token_hex(4)}.tmp"
+
+
+def file_crc(path: Path) -> int:
+    """CRC-32 of a file's content."""
+    # One small buffer, used again: the bytes are summed while they are still in the processor's cache.
+    crc, buffer = 0, memoryview(bytearray(1 << 18))
+    with path.open("rb", buffering=0) as file:
+        while taken := file.readinto(buffer):
+            crc = zlib.crc32(buffer[:taken], crc)
+    return crc

@@ -1,0 +1,162 @@
+"""The files of a run directory: journals, ledgers, parts, and what does not belong there."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from loopscope.store.checksum import decode_document
+from loopscope.store.journal.file import read_journal
+from loopscope.store.names import (
+    ATTEMPT_PART,
+    JOURNAL_DIR,
+    TABLES_DIR,
+    Segment,
+    parse_journal,
+    parse_ledger,
+    parse_part,
+)
+from loopscope.store.parts.ledger import Ledger
+from loopscope.store.schema import TableSchema
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something wrong with a run; its rows are left out, never guessed."""
+
+    kind: str
+    """manifest, attempt, journal, part, schema, link, live or key."""
+    where: str
+    """File or table, relative to the run."""
+    text: str
+    """What is wrong, and what is left out because of it."""
+    lost_rows: int | None = None
+    """Rows known to be lost; None where that is not known."""
+
+    def __str__(self) -> str:
+        lost = "" if self.lost_rows is None else f" [{self.lost_rows} row(s) lost]"
+        return f"{self.where}: {self.text}{lost}"
+
+
+@dataclass(frozen=True, slots=True)
+class SealedPart:
+    """A sealed part by its name."""
+
+    path: Path
+    table: str
+    segment: Segment
+    crc: int
+
+    @property
+    def where(self) -> str:
+        """The file, relative to the run."""
+        return f"{TABLES_DIR}/{self.table}/{self.path.name}"
+
+
+@dataclass
+class RunFiles:
+    """The files of a run at one moment."""
+
+    root: Path
+    parts: dict[str, list[SealedPart]] = field(default_factory=dict)
+    """Table → parts in order; one per segment."""
+    journals: dict[Segment, bytes] = field(default_factory=dict)
+    """Content of the journals that are not sealed yet."""
+    ledgers: dict[Segment, Ledger] = field(default_factory=dict)
+    """What sealing made, per segment."""
+    damaged: list[str] = field(default_factory=list)
+    """Journals that were kept because some of their rows could not be sealed."""
+    problems: list[Problem] = field(default_factory=list)
+
+    def is_link(self, path: Path) -> bool:
+        """True for a symbolic link, which becomes a problem."""
+        if path.is_symlink():
+            text = "is a symbolic link; a run holds its own files; left out"
+            self.problems.append(Problem("link", str(path.relative_to(self.root)), text))
+        return path.is_symlink()
+
+
+def scan_files(root: Path, *, journals: bool = True) -> RunFiles:
+    """List a run directory.
+
+    Args:
+        root: the run directory.
+        journals: False lists the parts alone; no file is opened then.
+    """
+    files = RunFiles(root)
+    if journals:
+        # Read first, so that one that is being sealed meanwhile is not missed: its parts are found below.
+        for name in _names(root / JOURNAL_DIR):
+            _scan_journal(files, name)
+    for name in _names(root / TABLES_DIR):
+        folder = root / TABLES_DIR / name
+        if not files.is_link(folder) and folder.is_dir():
+            _scan_table(files, name, folder)
+    return files
+
+
+def _scan_journal(files: RunFiles, name: str) -> None:
+    path, where = files.root / JOURNAL_DIR / name, f"{JOURNAL_DIR}/{name}"
+    if name.endswith(".wal.damaged"):
+        files.damaged.append(name)
+    elif (segment := parse_ledger(name)) is not None and not path.is_symlink():
+        try:
+            files.ledgers[segment] = decode_document(path.read_bytes(), Ledger)
+        except (OSError, ValueError) as error:
+            text = f"cannot be read ({error}); a part of it that vanished would not be missed"
+            files.problems.append(Problem("journal", where, text, 0))
+    elif (segment := parse_journal(name)) is not None and not files.is_link(path):
+        try:
+            files.journals[segment] = read_journal(path)
+        except FileNotFoundError:
+            return  # Sealed since we listed.
+        except OSError as error:
+            text = f"cannot be read ({error.strerror or error}); its rows are left out"
+            files.problems.append(Problem("journal", where, text))
+
+
+def _scan_table(files: RunFiles, table: str, folder: Path) -> None:
+    chosen: dict[Segment, SealedPart] = {}
+    for name in _names(folder):
+        path = folder / name
+        parsed = parse_part(name)
+        if parsed is None:
+            if name != ATTEMPT_PART and name.endswith(".parquet"):
+                text = "is not named as a part of this table is; its rows are left out"
+                files.problems.append(Problem("part", f"{TABLES_DIR}/{table}/{name}", text))
+            continue
+        if files.is_link(path) or not stat.S_ISREG(path.lstat().st_mode):
+            continue
+        part = SealedPart(path, table, *parsed)
+        if (first := chosen.setdefault(part.segment, part)) is not part:
+            text = f"holds the same rows as {first.path.name}; only that one is read"
+            files.problems.append(Problem("part", part.where, text, 0))
+    if chosen:
+        files.parts[table] = [chosen[s] for s in sorted(chosen)]
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))  # noqa: PTH208 - names alone are wanted
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def attempts_with_progress(
+    parts: Mapping[str, list[SealedPart]], tables: Mapping[str, TableSchema]
+) -> set[int]:
+    """Attempts that have a part of a table whose rows show that training went on."""
+    progress = [found for name, found in parts.items() if name in tables and tables[name].progress]
+    return {part.segment.attempt for found in progress for part in found}
+
+
+def last_seq(root: Path, attempt: int, writer: str) -> int:
+    """The highest sequence number that a writer's files have: its next file takes the one behind it."""
+    prefix = f"{attempt:05d}-{writer}-"
+    names = [p.name for p in (root / JOURNAL_DIR).glob(f"{prefix}*")]
+    names += [p.name[5:] for p in (root / TABLES_DIR).glob(f"*/part-{prefix}*")]
+    numbers = [n[len(prefix) :].split("-")[0].split(".")[0] for n in names]
+    return max([0, *(int(n) for n in numbers if n.isdigit())])

@@ -1,0 +1,1 @@
+"""Sealing: journals that no process writes any more become Parquet parts."""

@@ -1,0 +1,96 @@
+"""Sealing all journals of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from loopscope.errors import NotARunError, StoreError
+from loopscope.store.disk import LOCAL_DISK
+from loopscope.store.locks import GRACE_S, HolderWatch
+from loopscope.store.manifest import read_manifest, write_manifest
+from loopscope.store.names import JOURNAL_DIR, MANIFEST, Segment, newest_of
+from loopscope.store.read.reader import RunReader
+from loopscope.store.seal.abandoned_writers import journals_in, sweep, writer_ended
+from loopscope.store.seal.attempt_table import refresh_attempt_table
+from loopscope.store.seal.seal_journal import Sealed, try_to_seal
+
+_LOOK_S = 0.5
+
+
+@dataclass
+class SealReport:
+    """What sealing a run did."""
+
+    sealed: list[Sealed] = field(default_factory=list)
+    busy: list[str] = field(default_factory=list)
+    """Journals that a living process writes; left alone."""
+    failures: list[str] = field(default_factory=list)
+    """Journals that could not be sealed, with the reason; they are still there."""
+    restored: str | None = None
+    """Why run.json was rebuilt from the rows; None where nothing was wrong with it."""
+
+
+def seal_run(root: Path) -> SealReport:
+    """Seal every journal that no process writes, and rewrite the attempt table.
+
+    A run.json that is missing or damaged is rebuilt from the rows first, so that the run can be resumed; the
+    damaged one is kept as run.json.damaged. A writer on another machine cannot be seen: its lock is watched for some
+    seconds, and counts as that of a dead process where it is not touched.
+
+    Raises:
+        NotARunError: the folder holds no run.
+    """
+    report = SealReport()
+    folder = root / JOURNAL_DIR
+    if not _restore_manifest(root, report):
+        return report
+    for segment, written in _journals(folder):
+        if written:
+            report.busy.append(segment.journal)
+        elif sealed := try_to_seal(root, segment.journal, report.failures):
+            report.sealed.append(sealed)
+    sweep(folder)
+    try:
+        refresh_attempt_table(root)
+    except (OSError, StoreError) as error:
+        report.failures.append(f"the attempt table: {error}")
+    return report
+
+
+def _restore_manifest(root: Path, report: SealReport) -> bool:
+    """True where run.json can be read, at the end."""
+    try:
+        read_manifest(root)
+    except StoreError as error:
+        rebuilt = RunReader(root).manifest  # NotARunError where there is nothing to rebuild it from.
+        if not HolderWatch(GRACE_S).wait(root / JOURNAL_DIR, "owner.*.lock"):
+            report.failures.append(
+                f"{MANIFEST}: {error}. A living process owns the run; seal it once that has ended"
+            )
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            LOCAL_DISK.replace(root / MANIFEST, root / f"{MANIFEST}.damaged")
+        write_manifest(LOCAL_DISK, root, rebuilt)
+        report.restored = "it was missing" if isinstance(error, NotARunError) else str(error)
+    return True
+
+
+def _journals(folder: Path) -> Iterator[tuple[Segment, bool]]:
+    """The journals in order, and whether a living process writes each. Waits where that must be watched."""
+    waiting = list(journals_in(folder))
+    newest = newest_of(waiting)
+    watch = HolderWatch(GRACE_S)
+    while waiting:
+        for segment in list(waiting):
+            # Only a writer's newest journal can be open; older ones were left to be sealed.
+            old = segment.seq < newest[segment.chain]
+            ended = old or writer_ended(folder, segment, watch)
+            if ended is not None:
+                waiting.remove(segment)
+                yield segment, not ended
+        if waiting:
+            time.sleep(_LOOK_S)
