@@ -41,7 +41,7 @@ class RunPage:
     key: str
     """Prefix of its identifiers in the page."""
     name: str
-    """The run's name, or its folder's; text of strangers."""
+    """The run's name, or its folder's; anybody may have chosen it."""
     info: list[tuple[str, str]]
     """What the run is: names and texts."""
     findings: Findings

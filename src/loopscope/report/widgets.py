@@ -217,8 +217,8 @@ def matrix(*, x: str, y: str, value: str, title: str, middle: float | None = Non
         outline = {"stroke": "white", "strokeWidth": 3, "color": "white", "strokeJoin": "round"}
         encoding = {**shared, "text": field(value, format=".2f")}
         layers += [
-            {"mark": {"type": "text", "fontSize": 11, **look}, "encoding": encoding}
-            for look in (outline, {"color": "black"})
+            {"mark": {"type": "text", "fontSize": 11, **paint}, "encoding": encoding}
+            for paint in (outline, {"color": "black"})
         ]
     return _layered(layers, more.get("height", _HEIGHT))
 

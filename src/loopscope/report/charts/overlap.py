@@ -12,7 +12,7 @@ from loopscope.report.widgets import line_data, lines, matrix
 _MOST_LAYERS = 24
 _TEXT = (
     "Share of the chosen experts that two loop steps of one layer have in common, token by token. "
-    "Different layers are never compared: their experts are strangers."
+    "Different layers are never compared: expert 3 of one layer is not expert 3 of another."
 )
 _METRICS = ("topk_overlap", "overlap_chance")
 
