@@ -23,13 +23,15 @@ sys.path.insert(0, str(ROOT / "tests" / "report"))
 
 from report_runs import Shape, generated_run  # noqa: E402
 
-from loopscope.alerts import AlertingWriter, AlertSettings, history  # noqa: E402
+from loopscope.alerts import AlertingWriter, AlertSettings, replay  # noqa: E402
 from loopscope.collect.writer import NullWriter  # noqa: E402
 from loopscope.store import RunReader  # noqa: E402
 
 LOOPS, LAYERS, EXPERTS, TOP_K = 8, 4, 64, 8
 VISITS = LOOPS * LAYERS + 2
-STATES = {"healthy": 0, "one visit sick": 1, "every visit sick": VISITS}
+MANY = 256
+"""Loop visits of a deep model."""
+STATES = {"healthy": 0, "one visit sick": 1, "every visit sick": 1000}
 
 
 class Rows(NullWriter):
@@ -39,10 +41,10 @@ class Rows(NullWriter):
         pass
 
 
-def trace(step: int, sick: int) -> dict[str, list[dict[str, Any]]]:
+def trace(step: int, sick: int, loops: int = LOOPS) -> dict[str, list[dict[str, Any]]]:
     """The rows of one traced step."""
     keys = {"step": step, "run_id": "r", "attempt": 1, "aggregation_scope": "global"}
-    loop = [("loop", r, layer) for r in range(LOOPS) for layer in range(LAYERS)]
+    loop = [("loop", r, layer) for r in range(loops) for layer in range(LAYERS)]
     router, residual, transition = [], [], []
     for position, (block, r, layer) in enumerate([("head", None, None), *loop, ("tail", None, None)]):
         bad = position < sick
@@ -63,10 +65,10 @@ def trace(step: int, sick: int) -> dict[str, list[dict[str, Any]]]:
     return {"router": router, "residual": residual, "transition": transition}
 
 
-def live(sick: int, steps: int = 300) -> float:
+def live(sick: int, steps: int = 300, loops: int = LOOPS) -> float:
     """Microseconds per traced step."""
     writer = AlertingWriter(Rows(), AlertSettings(warmup_steps=0))
-    traces = [trace(step, sick) for step in range(1, steps + 1)]
+    traces = [trace(step, sick, loops) for step in range(1, steps + 1)]
 
     def run() -> None:
         for step, tables in enumerate(traces, 1):
@@ -85,7 +87,7 @@ def per_loss_row(steps: int = 20_000) -> float:
     return _cpu(lambda: [writer.append_many("loss", (row,)) for row in rows]) / steps * 1e6
 
 
-def past(every: int, sick: int, steps: int, experts: int) -> dict[str, float]:
+def replayed(every: int, sick: int, steps: int, experts: int) -> dict[str, float]:
     """Seconds of a replay over a stored run, and the largest memory of this process so far."""
     rows = steps // every * VISITS
     position = np.arange(rows) % VISITS
@@ -105,7 +107,7 @@ def past(every: int, sick: int, steps: int, experts: int) -> dict[str, float]:
         child.start()
         child.join()
         found: list[Any] = []
-        seconds = _cpu(lambda: found.append(history.replay(RunReader(run), AlertSettings())))
+        seconds = _cpu(lambda: found.append(replay.replay_run(RunReader(run), AlertSettings())))
         alerts = len(found[0].alerts)
     return {
         "traced_every": every,
@@ -138,9 +140,10 @@ def main() -> None:
     found: dict[str, Any] = {"us_per_loss_row": round(per_loss_row(), 1)}
     for name, sick in STATES.items():
         found[f"us_per_traced_step, {name}"] = round(live(sick))
+        found[f"us_per_traced_step of {MANY} visits, {name}"] = round(live(sick, 100, MANY // LAYERS))
     for every in given.every:
         for name, sick in [(name, STATES[name]) for name in given.states]:
-            found[f"past, {name}, every {every}"] = past(every, sick, given.steps, given.experts)
+            found[f"replay, {name}, every {every}"] = replayed(every, sick, given.steps, given.experts)
     for key, value in found.items():
         print(f"{key:<40} {value}")
     print(json.dumps(found))

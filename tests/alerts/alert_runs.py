@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from loopscope.alerts import AlertingWriter, AlertSettings, history
+from loopscope.alerts import Alert, AlertEngine, AlertingWriter, AlertSettings, replay
 from loopscope.store import RunReader, RunStore, StoreOptions
 from loopscope.store.disk import Disk
 
@@ -72,6 +72,11 @@ def rows_of(
     yield "health", shared | {"event": "coverage", "severity": "info"}
 
 
+def observe(engine: AlertEngine, table: str, step: int, rows: list[dict]) -> list[Alert]:
+    """The engine's answer to rows of one step."""
+    return engine.observe_rows(table, [{"step": step, **row} for row in rows])
+
+
 class Attempt:
     """One attempt with the rules beside it."""
 
@@ -80,9 +85,9 @@ class Attempt:
             root, resume=(root / "run.json").exists(), options=OPTIONS, disk=_NoSync()
         )
         self.number = self.store.claim_attempt(first_step=first_step, parent_attempt=parent).attempt
-        past = None if self.number == 1 else history.past(RunReader(root), SETTINGS, self.number)
+        state = None if self.number == 1 else replay.state_before(RunReader(root), SETTINGS, self.number)
         inner = self.store.writer(attempt=self.number, writer="r00000")
-        self.writer = AlertingWriter(inner, SETTINGS, past=past, **options)
+        self.writer = AlertingWriter(inner, SETTINGS, state=state, **options)
 
     def write(self, step: int, generator: np.random.Generator, sick: float, **options: Any) -> None:
         for table, row in rows_of(step, generator, sick, **options):

@@ -13,7 +13,7 @@ import pytest
 
 from loopscope.alerts import AlertConfig, AlertingWriter, AlertNotice, AlertSettings
 from loopscope.alerts.command import Command
-from loopscope.alerts.delivery import Courier
+from loopscope.alerts.delivery import Notifier
 from loopscope.alerts.gather import merged
 from loopscope.alerts.webhook import Webhook
 from loopscope.collect.writer import MemoryWriter
@@ -174,7 +174,7 @@ def test_a_broken_run_reaches_every_receiver_and_the_health_table(server, tmp_pa
         inner, config=config, sinks={**config.sinks(), "x": heard.append}, run_name="mine"
     )
     sick_run(writer)
-    writer._courier.close(30)
+    writer._notifier.close(30)
     writer.close()
     (row,) = [row for row in inner.rows("health") if row["event"] == "alert"]
     assert row["severity"] == "critical"
@@ -235,13 +235,13 @@ def test_a_hanging_webhook_is_cut_off_and_holds_nobody_up(server):
 
 def test_a_receiver_that_never_returns_costs_a_bounded_wait_at_the_end():
     gate = threading.Event()
-    courier = Courier({"stuck": lambda _: gate.wait(60)}, timeout_s=30)
-    courier.send(notice())
-    courier.send(notice(rule="z"))
+    notifier = Notifier({"stuck": lambda _: gate.wait(60)}, timeout_s=30)
+    notifier.send(notice())
+    notifier.send(notice(rule="z"))
     began = time.monotonic()
-    courier.close(0.5)
+    notifier.close(0.5)
     assert time.monotonic() - began < 10
-    failures = courier.failures()
+    failures = notifier.failures()
     gate.set()
     assert [failure.reason for failure in failures] == ["the run ended before the delivery did"] * 2
     assert {failure.notice.rule for failure in failures} == {"maxvio", "z"}
@@ -254,13 +254,13 @@ def test_after_one_that_hangs_no_second_is_started():
         started.append(told.rule)
         gate.wait(60)
 
-    courier = Courier({"stuck": stuck}, timeout_s=0.1)
+    notifier = Notifier({"stuck": stuck}, timeout_s=0.1)
     for rule in ("maxvio", "z"):
-        courier.send(notice(rule=rule))
-    courier.close(30)
+        notifier.send(notice(rule=rule))
+    notifier.close(30)
     gate.set()
     assert started == ["maxvio"]
-    assert [f.reason for f in courier.failures()] == [
+    assert [f.reason for f in notifier.failures()] == [
         "did not end within 0.1 s",
         "an earlier delivery still hangs",
     ]
@@ -306,14 +306,14 @@ def test_what_is_merged_counts_a_place_once_and_names_the_newest():
 
 def test_without_gathering_each_is_told_at_once():
     heard = []
-    courier = Courier({"list": heard.append}, gather_s=0)
+    notifier = Notifier({"list": heard.append}, gather_s=0)
     for step in range(5):
-        courier.send(notice(step=step))
+        notifier.send(notice(step=step))
         for _ in range(200):
             if len(heard) > step:
                 break
             time.sleep(0.01)
-    courier.close()
+    notifier.close()
     assert [told.step for told in heard] == [0, 1, 2, 3, 4]
 
 

@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import pytest
+from alert_runs import observe
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +21,7 @@ def visit(entropy=1.0, **more):
 
 def feed(engine, entropies, start=11):
     for step, entropy in enumerate(entropies, start):
-        engine.observe("router", step, [visit(entropy)])
+        observe(engine, "router", step, [visit(entropy)])
     return [(a.since, a.fired, a.cleared, a.severity) for a in engine.alerts]
 
 
@@ -38,7 +39,7 @@ def test_warm_up_is_not_judged_but_closure_is():
     engine = AlertEngine(S)
     assert feed(engine, [0.1] * 10, start=1) == []
     for step in (1, 2, 3):
-        engine.observe("loss", step, [{"closure_error": 0.1, "total_loss": 1.0}])
+        observe(engine, "loss", step, [{"closure_error": 0.1, "total_loss": 1.0}])
     assert [(a.rule, a.fired) for a in engine.alerts] == [("closure", 3)]
 
 
@@ -51,14 +52,14 @@ def test_an_expert_is_dead_when_the_same_one_stays_empty():
     engine = AlertEngine(S)
     turns = [[0, 1, 1, 1], [1, 0, 1, 1], [1, 1, 0, 1], [1, 1, 1, 0]]
     for step, counts in enumerate(turns * 2, 11):
-        engine.observe("router", step, [visit(dead_experts=1, expert_count=counts)])
+        observe(engine, "router", step, [visit(dead_experts=1, expert_count=counts)])
     assert engine.alerts == []
     for step in range(20, 23):
-        engine.observe("router", step, [visit(dead_experts=1, expert_count=[5, 5, 0, 5])])
+        observe(engine, "router", step, [visit(dead_experts=1, expert_count=[5, 5, 0, 5])])
     # Since it stopped, not since the window was full.
     assert [(a.rule, a.since, a.fired) for a in engine.alerts] == [("dead_expert", 20, 22)]
     assert "expert 2 of 4" in engine.alerts[0].text
-    engine.observe("router", 23, [visit(dead_experts=0, expert_count=None)])
+    observe(engine, "router", 23, [visit(dead_experts=0, expert_count=None)])
     assert engine.active == []
 
 
@@ -66,7 +67,7 @@ def test_an_empty_expert_of_few_tokens_may_be_chance():
     engine = AlertEngine(S)
     # 20 tokens, k/E = 1/4: 5 a trace; 100 are due after 20 traces
     for step in range(11, 31):
-        engine.observe("router", step, [visit(num_tokens=20, dead_experts=1, expert_count=[0, 9, 9, 2])])
+        observe(engine, "router", step, [visit(num_tokens=20, dead_experts=1, expert_count=[0, 9, 9, 2])])
         assert bool(engine.alerts) is (step == 30)
 
 
@@ -80,9 +81,9 @@ def boundary(delta, growth=1.0, loop_step=1):
 def test_the_loop_is_compared_with_its_own_best():
     engine = AlertEngine(S)
     for step, delta in enumerate([0.5, 0.2, 0.2, 0.2, 0.29, 0.31, 0.31], 11):
-        engine.observe("transition", step, [boundary(delta)])
+        observe(engine, "transition", step, [boundary(delta)])
     assert engine.alerts == []
-    fired = engine.observe("transition", 18, [boundary(0.31)])
+    fired = observe(engine, "transition", 18, [boundary(0.31)])
     assert [(a.rule, a.since) for a in fired] == [("loop_delta", 16)]
 
 
@@ -90,26 +91,26 @@ def test_a_loop_of_another_depth_is_another_loop():
     engine = AlertEngine(S)
     for step in range(11, 31):
         depth = 2 if step % 2 else 4
-        engine.observe("transition", step, [boundary(0.1 * depth, loop_step=depth)])
+        observe(engine, "transition", step, [boundary(0.1 * depth, loop_step=depth)])
     assert engine.alerts == []
 
 
 def test_an_event_fires_at_once_and_is_counted():
     engine = AlertEngine()
     row = {"event": "nonfinite", "severity": "critical", "unrolled_pos": 3, "detail": "2 logits"}
-    assert [a.rule for a in engine.observe("health", 1, [row])] == ["nonfinite"]
-    assert engine.observe("health", 2, [row]) == []
+    assert [a.rule for a in observe(engine, "health", 1, [row])] == ["nonfinite"]
+    assert observe(engine, "health", 2, [row]) == []
     assert engine.alerts[0].count == 2
 
 
 def test_unknown_tables_and_rows_without_values_say_nothing():
     engine = AlertEngine(AlertSettings(warmup_steps=0, sustain=1))
     for table in ("loss", "router", "residual", "transition", "health", "probe_loss"):
-        engine.observe(table, 1, [])
-    engine.observe("loss", 1, [{}])
-    engine.observe("router", 1, [{"block": "tail", "unrolled_pos": 0}])
-    engine.observe("residual", 1, [{"block": "loop", "unrolled_pos": 0}])
-    engine.observe("transition", 1, [boundary(None, None)])
+        observe(engine, table, 1, [])
+    observe(engine, "loss", 1, [{}])
+    observe(engine, "router", 1, [{"block": "tail", "unrolled_pos": 0}])
+    observe(engine, "residual", 1, [{"block": "loop", "unrolled_pos": 0}])
+    observe(engine, "transition", 1, [boundary(None, None)])
     assert engine.alerts == []
 
 

@@ -7,8 +7,10 @@ import pytest
 from report_runs import Shape, generated_run
 
 from loopscope import open_run
-from loopscope.alerts import AlertEngine, AlertSettings
+from loopscope.alerts import RULES, AlertEngine, AlertSettings
 from loopscope.analysis.health_findings import findings, replay
+from loopscope.report.checks import _READ
+from loopscope.report.queries import RunQueries
 
 SHAPE = Shape(steps=1500, every=10, loops=8, layers=1)
 TRACES = SHAPE.steps // SHAPE.every
@@ -103,6 +105,19 @@ def test_an_event_is_a_finding_from_the_first_step_on(tmp_path):
     assert "visits 3 and 4 missing" in result.found[0].text
 
 
+def beside_the_training(run, settings):
+    """The engine that sees a run's rows a step at a time."""
+    engine = AlertEngine(settings)
+    steps: dict[int, dict[str, list]] = {}
+    for table in ("loss", "router", "residual", "transition", "health"):
+        for row in run.arrow(table).to_pylist():
+            steps.setdefault(row["step"], {}).setdefault(table, []).append(row)
+    for step in sorted(steps):
+        for table, rows in steps[step].items():
+            engine.observe_rows(table, rows)
+    return engine
+
+
 def test_replay_gives_what_the_engine_gave_beside_the_training(tmp_path):
     visits = SHAPE.loops + 2
     generator = np.random.default_rng(3)
@@ -113,15 +128,50 @@ def test_replay_gives_what_the_engine_gave_beside_the_training(tmp_path):
         tmp_path / "run", replace(SHAPE, changes={"router": {"load_entropy_ratio": entropy.ravel()}})
     )
     run = open_run(path)
-    engine = AlertEngine(settings)
-    steps: dict[int, dict[str, list]] = {}
-    for table in ("loss", "router", "residual", "transition", "health"):
-        for row in run.arrow(table).to_pylist():
-            steps.setdefault(row["step"], {}).setdefault(table, []).append(row)
-    for step in sorted(steps):
-        for table, rows in steps[step].items():
-            engine.observe(table, step, rows)
+    engine = beside_the_training(run, settings)
     live = sorted(engine.alerts, key=lambda a: (a.rule, a.subject, a.fired))
     again = sorted(replay(run, settings), key=lambda a: (a.rule, a.subject, a.fired))
     assert len(live) > 3
     assert again == live
+
+
+def test_every_rule_says_the_same_beside_the_training_in_a_replay_and_in_the_report(tmp_path):
+    shape = Shape(steps=40, every=5, loops=4, layers=1)
+    traces, visits, pairs = 8, shape.loops + 2, shape.loops - 1
+    counts = np.full((visits, shape.experts), 1024)
+    counts[2, [1, 5]], counts[4, 3] = 0, 0
+    sick = np.linspace(0.5, 1.0, visits)
+    events = ["coverage", "timing"] * traces
+    events[3], events[5], events[7], events[9] = (
+        "nonfinite",
+        "dropped_rows",
+        "index_out_of_range",
+        "brand_new",
+    )
+    noticed = np.isin(np.arange(2 * traces), (0, 3, 5, 7, 9))
+    changes = {
+        "loss": {"closure_error": 0.01 + np.arange(40) / 1e4, "nonfinite_fields": [None] * 39 + ["lb_loss"]},
+        "router": {
+            "load_entropy_ratio": np.tile(sick * 0.6, traces), "maxvio_count": np.tile(sick * 3, traces),
+            "token_entropy_ratio": np.tile(sick / 30, traces), "mutual_information": np.tile(sick / 30, traces),
+            "z_mean": np.tile(sick * 20, traces), "logit_abs_max": np.tile(sick * 90, traces),
+            "expert_count": np.tile(counts, (traces, 1)).tolist(),
+            "dead_experts": np.tile((counts == 0).sum(1), traces),
+        },
+        "residual": {"token_correlation": np.tile(0.9 + sick / 10, traces)},
+        "transition": {
+            "growth": np.tile([1.2, 1.25, 1.3], traces),
+            "relative_delta": np.repeat([0.2, 0.8], traces // 2 * pairs),
+        },
+        "health": {"event": events, "severity": np.where(noticed, "warn", "info").tolist()},
+    }  # fmt: skip
+    run = open_run(generated_run(tmp_path / "run", replace(shape, changes=changes)))
+    settings = AlertSettings(warmup_steps=0, sustain=4, dead_expected=10.0)
+    again = replay(run, settings)
+    live = beside_the_training(run, settings).alerts
+    assert {alert.rule for alert in again} == set(RULES) - {"files"}
+    assert sorted(live, key=lambda a: (a.rule, a.subject)) == sorted(again, key=lambda a: (a.rule, a.subject))
+    look = RunQueries(run, settings)
+    for name in [rule.name for rule in RULES.values() if not rule.at_once]:
+        worst = max(alert.worst for alert in again if alert.rule == name)
+        assert _READ[name](look, settings).excess == pytest.approx(worst, rel=1e-4), name

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from loopscope import AlertConfig, AlertSettings, Loopscope, LossComponents, open_run
-from loopscope.alerts import AlertingWriter, history
+from loopscope.alerts import AlertingWriter
+from loopscope.alerts import replay as stored
 from loopscope.analysis.health_findings import replay
 from loopscope.errors import ConfigError
 
@@ -83,7 +84,7 @@ def test_a_past_that_cannot_be_read_is_an_event_and_stops_nothing(tmp_path, monk
         raise OSError("the disk is gone")
 
     attempt(tmp_path / "run", 2)
-    monkeypatch.setattr(history, "past", broken)
+    monkeypatch.setattr(stored, "state_before", broken)
     attempt(tmp_path / "run", 3, first_step=3, resume=True)
     run = open_run(tmp_path / "run")
     (row,) = run.sql("select step, detail from health where event = 'alerts_without_past'").fetchall()

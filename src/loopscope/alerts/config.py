@@ -8,8 +8,8 @@ from typing import Literal, get_args
 
 from loopscope.alerts.command import Command
 from loopscope.alerts.notice import NoticeSink
-from loopscope.alerts.settings import AlertSettings
 from loopscope.alerts.webhook import HIDDEN, Webhook, check_url, redacted
+from loopscope.catalog.alert_settings import AlertSettings
 from loopscope.errors import ConfigError
 
 Severity = Literal["warn", "critical"]

@@ -30,7 +30,7 @@ class Failure:
     """For people; no address, no secret."""
 
 
-class Courier:
+class Notifier:
     """Hands notices to receivers, and never makes the caller wait.
 
     What waits for a receiver is at most one notice per rule and severity: a later one is merged into it. After a

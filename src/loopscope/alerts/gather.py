@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from loopscope.alerts.engine import Alert
 from loopscope.alerts.notice import MOST_PLACES, AlertNotice
-from loopscope.alerts.table import Rule
+from loopscope.catalog.rule import Rule
 
 _NAMED = 3
 

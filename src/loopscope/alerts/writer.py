@@ -1,109 +1,53 @@
-"""The rules beside the training: a writer that judges the rows on their way to the store."""
+"""A writer that shows the rules every row on its way to the store."""
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-from loopscope.alerts.config import AlertConfig
-from loopscope.alerts.delivery import Courier
-from loopscope.alerts.engine import Alert, AlertEngine
-from loopscope.alerts.gather import notices
-from loopscope.alerts.notice import AlertNotice, NoticeSink
-from loopscope.alerts.past import Past, key_of, words_of
-from loopscope.alerts.settings import AlertSettings
-from loopscope.alerts.table import RULES, rules_at
-from loopscope.catalog.tables.keys import RUN_KEY_NAMES
-
-_log = logging.getLogger("loopscope.alerts")
-
-# Their rules look at one row at a time. The others look at a whole trace.
-_BY_ROW = ("loss", "health")
-_BY_TRACE = ("router", "residual", "transition")
-# A traced step ends with this event; without it a trace is known to be complete when the next begins.
-_END_OF_TRACE = "coverage"
-_NOT_DELIVERED = "alert_not_delivered"
-_OF_THEIR_OWN_STEP = ("tokens_seen", "elapsed_s", "wall_time")
+from loopscope.alerts.observer import AlertObserver, HealthRows
 
 
-class _Rows(Protocol):
-    def append(self, table: str, row: Mapping[str, object]) -> None: ...
+class _Rows(HealthRows, Protocol):
     def flush(self, durable: bool = False) -> None: ...
     def close(self) -> None: ...
-    @property
-    def dropped(self) -> int: ...
 
 
-class AlertingWriter:
-    """Hands every row on, and tells where a rule's alert begins: a health row `alert`, a line of the log, a notice.
-
-    Global rows are judged where there are any, else the writer's own. Nothing here raises into the training loop
-    under "record", and nothing waits for a delivery but `close`, for 5 seconds at most.
+class AlertingWriter(AlertObserver):
+    """Hands every row on, then judges it or its trace.
 
     Args:
         inner: writes the rows.
-        settings: bounds of the rules.
-        sinks: name → what delivers a notice; besides the log and the health table.
-        config: what is delivered, and how patiently; its rules are the bounds where `settings` is None.
-        past: what a replay of the run before this attempt found; None where there was none.
-        run_name: the run's name for people.
-        speaks: False for a rank whose rows are not the run's: its events go to its log, and that is all.
-        on_error: "record" counts failures of the judgement, "raise" lets them out.
+        options: of `AlertObserver`.
     """
 
-    def __init__(
-        self,
-        inner: _Rows,
-        settings: AlertSettings | None = None,
-        *,
-        sinks: Mapping[str, NoticeSink] | None = None,
-        config: AlertConfig | None = None,
-        past: Past | None = None,
-        run_name: str = "",
-        speaks: bool = True,
-        on_error: Literal["record", "raise"] = "record",
-    ) -> None:
-        config = config or AlertConfig()
-        settings = settings or config.rules
-        self.engine = AlertEngine(settings) if past is None else past.engine
-        """What was found so far, in this attempt and before it."""
-        self.errors = 0
-        """Failures of the judgement itself; the rows were written nevertheless."""
-        self._inner, self._on_error = inner, on_error
-        self._run_name, self._speaks = run_name, speaks
-        self._rules = rules_at(settings)
-        self._only_critical = config.min_severity == "critical"
-        self._settled = False
-        self._courier = Courier(sinks or {}, timeout_s=config.timeout_s, gather_s=config.gather_s)
-        self._told = frozenset[tuple[str, str, int, str]]() if past is None else past.told
-        self._untold = [] if past is None else list(past.untold)
-        self._traces: dict[str, list[Mapping[str, Any]]] = {}
-        self._keys: dict[str, Any] = {}
-        self._lost = self._counters()
-        self._pid = os.getpid()
-        many = getattr(inner, "append_many", None)
-        self._append_many = many if callable(many) else self._one_by_one
-
-    def add_sinks(self, sinks: Mapping[str, NoticeSink]) -> None:
-        """Tell these as well: what was started after this writer, and writes rows of its own through it."""
-        self._courier.add(sinks)
+    def __init__(self, inner: _Rows, *args: Any, **options: Any) -> None:
+        super().__init__(inner, *args, **options)
+        self._inner = inner
 
     def append(self, table: str, row: Mapping[str, object]) -> None:
         """Hand one row on, then judge it or its trace."""
         self._inner.append(table, row)
-        self._look(table, (row,))
+        self.see(table, (row,))
 
     def append_many(self, table: str, rows: Sequence[Mapping[str, object]]) -> None:
         """The same for several rows of one table."""
-        self._append_many(table, rows)
-        self._look(table, rows)
+        many = getattr(self._inner, "append_many", None)
+        if many is not None:
+            many(table, rows)
+        else:
+            for row in rows:
+                self._inner.append(table, row)
+        self.see(table, rows)
 
     def flush(self, durable: bool = False) -> None:
         """Hand on."""
-        self._look("", ())
+        super().flush()
         self._inner.flush(durable=durable)
+
+    def settle(self) -> None:
+        """Judge what is left and wait a little for deliveries; rows are still taken."""
+        super().close()
 
     def close(self) -> None:
         """Judge what is left, wait a little for deliveries, and hand on."""
@@ -112,143 +56,7 @@ class AlertingWriter:
         finally:
             self._inner.close()
 
-    def settle(self) -> None:
-        """Judge what is left and wait a little for deliveries; rows are still taken. A second call does nothing."""
-        if self._settled or os.getpid() != self._pid:
-            return
-        self._settled = True
-        try:
-            for table in list(self._traces):
-                if trace := self._traces.pop(table):
-                    self._judge(table, trace)
-            self._courier.close()
-            self._write_failures()
-        except Exception:
-            self.errors += 1
-            if self._on_error == "raise":
-                raise
-
     @property
     def dropped(self) -> int:
         """Rows that could not be written so far."""
         return self._inner.dropped
-
-    def _one_by_one(self, table: str, rows: Sequence[Mapping[str, object]]) -> None:
-        for row in rows:
-            self._inner.append(table, row)
-
-    def _look(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        if os.getpid() != self._pid:
-            return  # a forked child, such as a data loader's worker, has nothing to tell
-        try:
-            if self._untold and rows:
-                missed, self._untold = self._untold, []
-                self._tell(missed, rows[0])
-            if table in _BY_TRACE:
-                self._gather(table, rows)
-            elif table in _BY_ROW:
-                for row in rows:
-                    self._see(table, row)
-            self._write_failures()
-        except Exception as error:
-            self.errors += 1
-            if self._on_error == "raise":
-                raise
-            if self.errors == 1:
-                _log.warning("a row of %s could not be judged: %s: %s", table, type(error).__name__, error)
-
-    def _gather(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Keep the rows of a trace together until it is complete."""
-        if not self._speaks:
-            return
-        trace = self._traces.setdefault(table, [])
-        for row in rows:
-            if trace and trace[0].get("step") != row.get("step"):
-                self._judge(table, trace)
-                trace = self._traces[table] = []
-            trace.append(row)
-
-    def _see(self, table: str, row: Mapping[str, Any]) -> None:
-        if not self._speaks and table != "health":
-            return
-        if table == "health" and row.get("event") == _END_OF_TRACE:
-            for of, trace in list(self._traces.items()):
-                if trace and trace[0].get("step") == row.get("step"):
-                    self._judge(of, self._traces.pop(of))
-        self._judge(table, [row])
-        self._see_dropped(row)
-
-    def _see_dropped(self, row: Mapping[str, Any]) -> None:
-        """The store counts what its disk refused, and writes that down, past us, when it can again."""
-        now = self._counters()
-        if now == self._lost:
-            return
-        lost, self._lost = self._lost, now
-        for name, count in now.items():
-            if count > lost[name]:
-                event = {"event": name, "severity": "critical", "count": count - lost[name]}
-                self._judge("health", [{key: row[key] for key in RUN_KEY_NAMES if key in row} | event])
-
-    def _counters(self) -> dict[str, int]:
-        return {
-            "dropped_rows": self._inner.dropped,
-            "fsync_failed": getattr(self._inner, "fsync_failures", 0),
-        }
-
-    def _judge(self, table: str, rows: list[Mapping[str, Any]]) -> None:
-        whole = [row for row in rows if row.get("aggregation_scope") == "global"] or rows
-        fired = self.engine.observe(table, whole[0]["step"], whole)
-        if fired:
-            self._tell(fired, whole[0])
-
-    def _tell(self, alerts: list[Alert], row: Mapping[str, Any]) -> None:
-        keys = self._keys = {key: row[key] for key in RUN_KEY_NAMES if key in row}
-        if self._speaks:
-            self._write_alerts(alerts, keys)
-        # After a rollback the same steps may break the same bound once more: people know.
-        new = [alert for alert in alerts if key_of(alert) not in self._told]
-        for notice in self._notices(new, keys):
-            _log.warning(
-                "%s at step %s: %s. %s", notice.severity, notice.step, notice.title, notice.sentence()
-            )
-            if self._speaks and not (self._only_critical and notice.severity != "critical"):
-                # That a delivery failed is told by the other ways.
-                self._courier.send(notice, skip_failed=notice.places == (_NOT_DELIVERED,))
-
-    def _notices(self, alerts: list[Alert], keys: Mapping[str, Any]) -> list[AlertNotice]:
-        return notices(
-            alerts,
-            keys["step"],
-            self._rules,
-            run_id=str(keys.get("run_id") or ""),
-            run_name=self._run_name,
-            attempt=keys.get("attempt") or 1,
-        )
-
-    def _write_alerts(self, alerts: list[Alert], keys: Mapping[str, Any]) -> None:
-        for alert in alerts:
-            if RULES[alert.rule].at_once:
-                continue  # It is about a health row, or one is written beside it.
-            found = {
-                "event": "alert",
-                "severity": alert.severity,
-                "count": alert.count,
-                "detail": words_of(alert),
-            }
-            self._inner.append("health", {**keys, **found})
-
-    def _write_failures(self) -> None:
-        for failure in self._courier.failures():
-            notice = failure.notice
-            keys = {name: value for name, value in self._keys.items() if name not in _OF_THEIR_OWN_STEP}
-            row = {
-                **keys,
-                "step": notice.step,
-                "event": _NOT_DELIVERED,
-                "severity": "warn",
-                "count": notice.num_places,
-                "detail": f"{failure.receiver}: {failure.reason} ({notice.rule} at step {notice.step})",
-            }
-            _log.warning("an alert was not delivered: %s", row["detail"])
-            self._inner.append("health", row)
-            self._see("health", row)

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from loopscope.alerts import RULES, Alert, AlertSettings, Bounds, history, settings_for
+from loopscope.alerts import RULES, Alert, AlertSettings, Bounds, settings_for
+from loopscope.alerts.replay import replay_run
 from loopscope.analysis.records import value
 from loopscope.analysis.run import Run
+from loopscope.catalog.registry import TABLES
 
 Severity = Literal["critical", "warn", "early"]
 
@@ -68,7 +70,7 @@ def replay(run: Run, bounds: Bounds = None) -> list[Alert]:
         run: the run.
         bounds: to judge by, instead of those that the run was trained with.
     """
-    alerts = history.replay(run.reader, settings_for(run.manifest.configuration, bounds)).alerts
+    alerts = replay_run(run.reader, settings_for(run.manifest.configuration, bounds)).alerts
     order = list(RULES)
     return sorted(alerts, key=lambda a: (a.severity != "critical", order.index(a.rule), a.fired))
 
@@ -140,13 +142,16 @@ def _damaged(run: Run) -> Iterator[Finding]:
     )
 
 
-# Columns of which a value that is not finite says that the run is sick, whoever wrote it. The collector writes null
+# Numbers that people see. One that is not finite says that the run is sick, whoever wrote it: the collector writes null
 # and an event instead.
 _FINITE = {
-    "loss": ("task_loss", "total_loss", "lb_loss", "z_loss", "grad_norm"),
-    "router": ("load_entropy_ratio", "maxvio_count", "token_entropy_ratio", "z_mean", "logit_abs_max"),
-    "residual": ("norm_mean",),
-    "transition": ("growth", "relative_delta"),
+    table: tuple(
+        name
+        for name, column in TABLES[table].by_name.items()
+        if column.type == "float64"
+        and (column.shown or any(gauge.column == name for gauge in TABLES[table].gauges))
+    )
+    for table in ("loss", "router", "residual", "transition")
 }
 
 

@@ -1,10 +1,11 @@
-"""What the documentation says of columns and gauges: `docs/metrics.md`, and tables in other pages."""
+"""What the documentation says of columns, gauges and rules: `docs/metrics.md`, and tables in other pages."""
 
 from __future__ import annotations
 
 from loopscope.catalog.bins import EDGES, NUM_BINS
 from loopscope.catalog.column import Column
 from loopscope.catalog.registry import GAUGES, METRICS
+from loopscope.catalog.rule_registry import RULES
 
 _INTRODUCTION = f"""\
 # Metrics
@@ -63,3 +64,12 @@ def tracker_keys() -> str:
     """The table of the gauges by their keys in trackers, Markdown."""
     lines = ["| key | from the rows of its step |", "|---|---|"]
     return "\n".join(lines + [f"| `{gauge.key}` | {_cell(gauge.words)} |" for gauge in GAUGES.values()])
+
+
+def rules_table() -> str:
+    """The table of the alert rules at their default bounds, Markdown."""
+    lines = ["| rule | bound | why |", "|---|---|---|"]
+    for rule in RULES.values():
+        bound = f"{rule.bound}; at once" if rule.at_once else rule.bound
+        lines.append(f"| `{rule.name}` | {_cell(bound)} | {_cell(rule.why)} |")
+    return "\n".join(lines)

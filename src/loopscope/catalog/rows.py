@@ -94,24 +94,31 @@ def visit_label(block: str | None, loop_step: int | None, layer_idx: int | None,
     return f"{block or 'depth'} {index}"
 
 
+def visit_index(columns: Columns) -> NDArray[np.int64]:
+    """Where each row's visit stands, the same at every R: its depth; of a tail visit, its place in the tail. [n]
+
+    Args:
+        columns: `block`, `unrolled_pos`, and `step` where there are several; [n] each.
+    """
+    index = np.array(columns["unrolled_pos"], dtype=np.int64)
+    step = np.asarray(columns.get("step", np.zeros(len(index))), dtype=np.int64)
+    tails = np.flatnonzero(np.asarray(columns["block"], dtype=object) == "tail")
+    order = tails[np.lexsort((index[tails], step[tails]))]
+    count = np.arange(len(order))
+    begins = np.zeros_like(count)
+    begins[1:] = np.where(step[order][1:] != step[order][:-1], count[1:], 0)
+    index[order] = count - np.maximum.accumulate(begins)
+    return index
+
+
 def visit_labels(columns: Columns) -> list[str]:
-    """The label of every row's visit; tail visits are counted from the tail's start, step by step.
+    """The label of every row's visit.
 
     Args:
         columns: `VISIT`, and `step` where there are several; [n] each.
     """
-    position = np.asarray(columns["unrolled_pos"], dtype=np.int64)
-    step = np.asarray(columns.get("step", np.zeros(len(position))), dtype=np.int64)
-    index = position.copy()
-    tails = np.flatnonzero(np.asarray(columns["block"], dtype=object) == "tail")
-    order = tails[np.lexsort((position[tails], step[tails]))]
-    if len(order):
-        first = np.r_[True, step[order][1:] != step[order][:-1]]
-        count = np.arange(len(order))
-        index[order] = count - np.maximum.accumulate(np.where(first, count, 0))
+    index = visit_index(columns).tolist()
     return [
         visit_label(*visit)
-        for visit in zip(
-            columns["block"], columns["loop_step"], columns["layer_idx"], index.tolist(), strict=True
-        )
+        for visit in zip(columns["block"], columns["loop_step"], columns["layer_idx"], index, strict=True)
     ]

@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from loopscope.catalog.docs import metrics_page, tracker_keys
+from loopscope.catalog.docs import metrics_page, rules_table, tracker_keys
 from loopscope.cli.console import make_console
 from loopscope.errors import SchemaError
 from loopscope.store.documents import check_published, schema_documents
 
-_SECTIONS = {"docs/trackers.md": {"tracker keys": tracker_keys}}
+_SECTIONS = {
+    "docs/alerts.md": {"alert rules": rules_table},
+    "docs/trackers.md": {"tracker keys": tracker_keys},
+}
 """Page → the parts of it that are generated."""
 
 

@@ -1,14 +1,21 @@
-"""How a check of the first screen is read off the rows: the rules' own functions, at the place furthest out."""
+"""How a check of the first screen is read off the rows: means over the window, judged by the rules' own functions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from loopscope.alerts import AlertSettings, Reading
-from loopscope.alerts import rules as judge
+import numpy as np
+
+from loopscope.alerts import RULES, AlertSettings
+from loopscope.catalog.row_batch import RowBatch
+from loopscope.catalog.rows import VISIT
+from loopscope.catalog.rule_registry import RULE_COLUMNS
+from loopscope.catalog.rules.loop_delta import BestMean
 from loopscope.report.queries import RunQueries
+
+Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,158 +29,93 @@ class Seen:
     """False where there is a value, but no rule for it."""
 
 
-def closure(look: RunQueries, settings: AlertSettings) -> Seen | None:
+def by_rule(name: str, queries: RunQueries, settings: AlertSettings) -> Seen | None:
+    """The place that is furthest out by a rule over one table: over its last traces, or of all losses the worst."""
+    table = RULES[name].judgements[0].table
+    return furthest(name, _ROWS[table](queries, settings), settings) if queries.has(table) else None
+
+
+def furthest(
+    name: str, rows: Rows, settings: AlertSettings, memory: dict[Any, Any] | None = None
+) -> Seen | None:
+    """The row that is furthest out by a rule, which takes them for one step.
+
+    Args:
+        name: of the rule.
+        rows: one per place.
+        settings: bounds.
+        memory: what the rule knows of the run before these rows.
+    """
+    rule = RULES[name]
+    judgement = rule.judgements[0]
+    batch = RowBatch(judgement.table, lambda column: [row[column] for row in rows])
+    with np.errstate(all="ignore"):
+        found = judgement.judge(batch, settings, memory or {})
+    if found is None or np.isnan(found.value).all():
+        return None
+    if not np.isnan(found.excess).all():
+        worst = int(np.nanargmax(found.excess))
+        return Seen(text=found.now(worst), excess=float(found.excess[worst]))
+    if rule.check is None or not rule.check.unjudged:
+        return None
+    return Seen(text=f"{found.now(int(np.nanargmax(found.value)))}; {rule.check.unjudged}", judged=False)
+
+
+def closure(queries: RunQueries, settings: AlertSettings) -> Seen | None:
     """The step whose loss adds up worst."""
-    if not look.has("loss"):
-        return None
-    where = look.scope("loss").where
-    rows = look.rows(
-        "select closure_error, total_loss, lb_loss, lb_loss_factor, z_loss, z_loss_factor, count(*) over () as n "
-        f"from loss where {where} and closure_error is not null "
-        "order by abs(closure_error) / greatest(1, abs(total_loss)) desc limit 1"
-    )
-    reading = judge.closure(rows[0], settings) if rows else None
-    if reading is None:
-        return None
-    text = f"total and parts differ by at most {abs(reading.value):.2g} nats in {_many(rows[0]['n'], 'step')}"
-    return Seen(text=text, excess=reading.excess)
+    seen = by_rule("closure", queries, settings)
+    return seen and replace(seen, text=f"{seen.text} in {_many(_losses(queries, settings)[0]['n'], 'step')}")
 
 
-def finite(look: RunQueries, settings: AlertSettings) -> Seen | None:
+def finite(queries: RunQueries, settings: AlertSettings) -> Seen | None:
     """Non-finite values of losses, router tensors and residuals."""
     steps, entries, known = 0, 0, False
-    if look.has("loss"):
+    if queries.has("loss"):
         known = True
-        steps = look.rows(f"select count(nonfinite_fields) as n from loss where {look.scope('loss').where}")[
-            0
-        ]["n"]
+        steps = queries.rows(
+            f"select count(nonfinite_fields) as n from loss where {queries.scope('loss').where}"
+        )[0]["n"]
     for table in ("router", "residual"):
-        if look.has(table):
+        if queries.has(table):
             known = True
-            entries += look.rows(
-                f"select coalesce(sum(nonfinite_count), 0) as n from {table} where {look.scope(table).where}"
+            entries += queries.rows(
+                f"select coalesce(sum(nonfinite_count), 0) as n from {table} where {queries.scope(table).where}"
             )[0]["n"]
     text = f"{_many(steps, 'step')} with a non-finite loss, {entries:,} non-finite entries in traces"
     return Seen(text=text, excess=2.0 if steps or entries else 0.0) if known else None
 
 
-def dead(look: RunQueries, settings: AlertSettings) -> Seen | None:
+def dead(queries: RunQueries, settings: AlertSettings) -> Seen | None:
     """Experts that got nothing over the whole window, all visits together."""
-    if not look.has("router"):
+    if not queries.has("router"):
         return None
-    recent = _recent(look, "router", settings)
-    row = look.rows(f"""
-        select count(*) filter (c = 0) as dead, count(*) as n from (
-            select b, r, l, expert, sum(c) as c from (
-                select b, r, l, unnest(expert_count) as c, unnest(range(len(expert_count))) as expert
-                from {look.visits("router")} where step in ({recent}))
-            group by b, r, l, expert)""")[0]
-    if not row["n"]:
-        return None
-    text = f"{row['dead']} of the {row['n']:,} experts of all visits got no token"
-    return Seen(text=text, excess=2.0 if row["dead"] else 0.0)
+    keys = ", ".join(f"any_value({name}) as {name}" for name in VISIT)
+    rows = queries.rows(f"""
+        select {keys}, 0 as step, 1 as top_k, 1 as num_tokens, count(*) as num_experts,
+            count(*) filter (c = 0) as dead_experts, list(c order by expert) as expert_count
+        from (select b, r, l, expert, {keys}, sum(c)::bigint as c from (
+                select *, unnest(expert_count) as c, unnest(range(len(expert_count))) as expert
+                from {queries.visits("router")} where step in ({_recent(queries, "router", settings)}))
+            group by b, r, l, expert)
+        group by b, r, l""")
+    # The rows are sums over the window already: whatever is empty in them was so throughout.
+    seen = furthest("dead_expert", rows, replace(settings, sustain=1, dead_expected=1e-9))
+    empty, experts = (sum(row[name] for row in rows) for name in ("dead_experts", "num_experts"))
+    return seen and replace(seen, text=f"{empty} of the {experts:,} experts of all visits got no token")
 
 
-def load_entropy(look: RunQueries, settings: AlertSettings) -> Seen | None:
-    """The least even visit."""
-    return _worst(
-        (
-            judge.load_entropy(row, name, settings),
-            f"load entropy {_n(row['load_entropy_ratio'])} of 1 at {name}",
-        )
-        for row, name in _visits(look, settings)
-    )
-
-
-def maxvio(look: RunQueries, settings: AlertSettings) -> Seen | None:
-    """The visit with the most overloaded expert."""
-
-    def told(row: Any, name: str) -> str:
-        most = (
-            f", {row['num_experts'] / row['top_k'] - 1:.3g} is possible"
-            if row["num_experts"] and row["top_k"]
-            else ""
-        )
-        return f"MaxVio {_n(row['maxvio_count'])} at {name}{most}"
-
-    return _worst(
-        (judge.maxvio(row, name, settings), told(row, name)) for row, name in _visits(look, settings)
-    )
-
-
-def collapse(look: RunQueries, settings: AlertSettings) -> Seen | None:
-    """The visit whose router is surest and tells tokens apart least."""
-    return _worst(
-        (
-            judge.router_collapse(row, name, settings),
-            f"token entropy {_n(row['token_entropy_ratio'])} of 1 at {name}",
-        )
-        for row, name in _visits(look, settings)
-    )
-
-
-def logits(look: RunQueries, settings: AlertSettings) -> Seen | None:
-    """The visit with the largest logits."""
-    return _worst(
-        (
-            judge.z(row, name, settings),
-            f"largest logit {_n(row['logit_abs_max'])}, mean logsumexp {_n(row['z_mean'])} at {name}",
-        )
-        for row, name in _visits(look, settings)
-    )
-
-
-def growth(look: RunQueries, settings: AlertSettings) -> Seen | None:
-    """The layer whose state grows most at the loop's end."""
-    found = []
-    for layer, rows in _boundaries(look, settings).items():
-        values = [row["growth"] for row in rows if row["growth"] is not None]
-        if values:
-            told = (
-                f"growth {', '.join(_n(value) for value in values[-3:])} over the last passes, layer {layer}"
-            )
-            found.append((judge.loop_growth(values, f"layer {layer}", settings), told, values[-1]))
-    seen = _worst((reading, told) for reading, told, _ in found)
-    if seen is None and found:
-        told = max(found, key=lambda each: each[2])[1]
-        return Seen(text=f"{told}; fewer than 3 are not judged", judged=False)
-    return seen
-
-
-def movement(look: RunQueries, settings: AlertSettings) -> Seen | None:
+def movement(queries: RunQueries, settings: AlertSettings) -> Seen | None:
     """The layer whose last pass moves the state furthest, in units of its best mean."""
-    best = _best_deltas(look, settings)
-    found = []
-    for layer, rows in _boundaries(look, settings).items():
-        delta, least = rows[-1]["relative_delta"], best.get((layer, rows[-1]["to_loop_step"]))
-        told = f"the last pass moves the state by {_n(delta)}, at best by {_n(least)}, layer {layer}"
-        found.append((judge.loop_delta(delta, least, f"layer {layer}", settings), told))
-    return _worst(found)
-
-
-def correlation(look: RunQueries, settings: AlertSettings) -> Seen | None:
-    """Tokens' likeness after the loop."""
-    if not look.has("residual"):
+    if not queries.has("transition"):
         return None
-    rows = look.rows(
-        f"select unrolled_pos, avg(token_correlation) as token_correlation from residual "
-        f"where {look.scope('residual').where} and block = 'loop' and step in ({_recent(look, 'residual', settings)}) "
-        "group by unrolled_pos order by unrolled_pos desc limit 1"
-    )
-    return _worst(
-        (
-            judge.token_correlation(row, "last loop visit", settings),
-            f"mean cosine of two tokens {_n(row['token_correlation'])} after the loop",
-        )
-        for row in rows
-    )
+    return furthest("loop_delta", _boundaries(queries, settings), settings, _best_means(queries, settings))
 
 
-def measured(look: RunQueries, settings: AlertSettings) -> Seen | None:
+def measured(queries: RunQueries, settings: AlertSettings) -> Seen | None:
     """Coverage of the traces, and everything that was written because somebody should look."""
-    if not look.has("health"):
+    if not queries.has("health"):
         return None
-    row = look.rows(
+    row = queries.rows(
         "select count(*) filter (event = 'coverage') as traces, min(value) filter (event = 'coverage') as least, "
         "count(*) filter (severity <> 'info' and event not in ('closure', 'alert')) as events from health"
     )[0]
@@ -184,77 +126,84 @@ def measured(look: RunQueries, settings: AlertSettings) -> Seen | None:
         if row["least"] is None or row["least"] >= 1
         else f"at least {row['least']:.0%} of the visits"
     )
-    text = f"{seen} seen in {_many(row['traces'], 'trace')}; {_many(row['events'], 'event')} to look at"
+    text = f"{seen} seen in {_many(row['traces'], 'trace')}; {_many(row['events'], 'event')} to queries at"
     return Seen(text=text, excess=2.0 if row["least"] is not None and row["least"] < 1 else 0.0)
 
 
-def files(look: RunQueries, settings: AlertSettings) -> Seen | None:
+def files(queries: RunQueries, settings: AlertSettings) -> Seen | None:
     """Problems of the run's files."""
-    count = len(look.run.problems)
+    count = len(queries.run.problems)
     text = "every file was read, and its checksum is right" if not count else _many(count, "problem")
     return Seen(text=text, excess=2.0 if count else 0.0)
 
 
-def _visits(look: RunQueries, settings: AlertSettings) -> Iterable[tuple[Any, str]]:
-    if not look.has("router"):
-        return ()
-    rows = look.once(
+def _losses(queries: RunQueries, settings: AlertSettings) -> Rows:
+    """The loss that adds up worst, and of how many."""
+    return queries.once(
+        "worst loss",
+        lambda: queries.rows(
+            f"select 0 as step, {', '.join(RULE_COLUMNS['loss'])}, count(*) over () as n from loss "
+            f"where {queries.scope('loss').where} and closure_error is not null "
+            "order by abs(closure_error) / greatest(1, abs(total_loss)) desc limit 1"
+        ),
+    )
+
+
+def _visits(queries: RunQueries, settings: AlertSettings) -> Rows:
+    """Means of each visit."""
+    keys = ", ".join(f"any_value({name}) as {name}" for name in VISIT if name != "unrolled_pos")
+    numbers = [name for name in RULE_COLUMNS["router"] if name not in (*VISIT, "expert_count")]
+    means = ", ".join(f"avg({name}) as {name}" for name in numbers)
+    return queries.once(
         "visits of the last traces",
-        lambda: look.rows(f"""
-        select b, r, l, any_value(block) as block, min(unrolled_pos) as unrolled_pos, any_value(loop_step) as loop_step,
-            any_value(layer_idx) as layer_idx, any_value(num_experts) as num_experts, any_value(top_k) as top_k,
-            avg(num_tokens) as num_tokens, avg(maxvio_count) as maxvio_count,
-            avg(load_entropy_ratio) as load_entropy_ratio, avg(token_entropy_ratio) as token_entropy_ratio,
-            avg(mutual_information) as mutual_information, avg(z_mean) as z_mean, avg(logit_abs_max) as logit_abs_max
-        from {look.visits("router")} where step in ({_recent(look, "router", settings)}) group by b, r, l"""),
+        lambda: queries.rows(
+            f"select 0 as step, {keys}, min(unrolled_pos) as unrolled_pos, {means} from {queries.visits('router')} "
+            f"where step in ({_recent(queries, 'router', settings)}) group by b, r, l"
+        ),
     )
-    return judge.visit_names(rows)
 
 
-def _boundaries(look: RunQueries, settings: AlertSettings) -> dict[int, list[dict[str, Any]]]:
-    """Layer → means at its step boundaries, in the loop's order."""
-    if not look.has("transition"):
-        return {}
-    rows = look.rows(
-        "select to_layer_idx, to_loop_step, avg(growth) as growth, avg(relative_delta) as relative_delta "
-        f"from transition where {look.scope('transition').where} and kind = 'step_boundary' "
-        f"and step in ({_recent(look, 'transition', settings)}) group by all order by all"
+def _last_states(queries: RunQueries, settings: AlertSettings) -> Rows:
+    """The mean after the loop."""
+    return queries.rows(
+        "select 0 as step, 'loop' as block, unrolled_pos, avg(token_correlation) as token_correlation "
+        f"from {queries.speaking('residual')} where block = 'loop' "
+        f"and step in ({_recent(queries, 'residual', settings)}) group by unrolled_pos"
     )
-    layers: dict[int, list[dict[str, Any]]] = {}
-    for row in rows:
-        layers.setdefault(row["to_layer_idx"], []).append(row)
-    return layers
 
 
-def _best_deltas(look: RunQueries, settings: AlertSettings) -> dict[tuple[int, int], float]:
+def _boundaries(queries: RunQueries, settings: AlertSettings) -> Rows:
+    """Means of each layer's step boundaries."""
+    return queries.rows(
+        "select 0 as step, kind, to_layer_idx, to_loop_step, avg(growth) as growth, "
+        f"avg(relative_delta) as relative_delta from transition where {queries.scope('transition').where} "
+        f"and kind = 'step_boundary' and step in ({_recent(queries, 'transition', settings)}) group by all"
+    )
+
+
+_ROWS: Mapping[str, Callable[[RunQueries, AlertSettings], Rows]] = {
+    "loss": _losses,
+    "router": _visits,
+    "residual": _last_states,
+    "transition": _boundaries,
+}
+
+
+def _best_means(queries: RunQueries, settings: AlertSettings) -> dict[tuple[int, int], BestMean]:
     """(layer, loop step) → the smallest mean of a whole window that the run has had."""
-    if not look.has("transition"):
-        return {}
-    rows = look.rows(
+    rows = queries.rows(
         "select to_layer_idx, to_loop_step, min(mean) as best from (select to_layer_idx, to_loop_step, "
         "avg(relative_delta) over w as mean, count(relative_delta) over w as n from transition "
-        f"where {look.scope('transition').where} and kind = 'step_boundary' and step > {settings.warmup_steps} "
+        f"where {queries.scope('transition').where} and kind = 'step_boundary' and step > {settings.warmup_steps} "
         "window w as (partition by to_layer_idx, to_loop_step order by step "
         f"rows between {settings.sustain - 1} preceding and current row)) where n = {settings.sustain} group by all"
     )
-    return {(row["to_layer_idx"], row["to_loop_step"]): row["best"] for row in rows}
+    return {(row["to_layer_idx"], row["to_loop_step"]): BestMean(row["best"]) for row in rows}
 
 
-def _recent(look: RunQueries, table: str, settings: AlertSettings) -> str:
-    where = look.scope(table).where
+def _recent(queries: RunQueries, table: str, settings: AlertSettings) -> str:
+    where = queries.scope(table).where
     return f"select distinct step from {table} where {where} order by step desc limit {settings.sustain}"
-
-
-def _worst(readings: Iterable[tuple[Reading | None, str]]) -> Seen | None:
-    found = [(reading, text) for reading, text in readings if reading is not None]
-    if not found:
-        return None
-    worst, text = max(found, key=lambda each: each[0].excess)
-    return Seen(text=text, excess=worst.excess)
-
-
-def _n(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.3g}"
 
 
 def _many(count: int, what: str) -> str:

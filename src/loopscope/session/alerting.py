@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from loopscope.alerts import AlertConfig, AlertingWriter, NoticeSink, Past, history
+from loopscope.alerts import AlertConfig, AlertingWriter, NoticeSink, ReplayState, replay
 from loopscope.collect import RowContext, RowWriter
 from loopscope.session.config import LoopscopeConfig
 from loopscope.store import RunReader, RunStore
@@ -34,11 +34,11 @@ def alerting_writer(
         parent_attempt: the attempt of this run whose checkpoint was loaded; None at a fresh start.
     """
     speaks = context.rank == 0
-    past: Past | None = None
+    state: ReplayState | None = None
     unread = ""
     if speaks and parent_attempt is not None:
         try:
-            past = history.past(RunReader(store.path), config.alerts.rules, context.attempt)
+            state = replay.state_before(RunReader(store.path), config.alerts.rules, context.attempt)
         except Exception as error:
             if config.on_error == "raise":
                 raise
@@ -47,7 +47,7 @@ def alerting_writer(
         writer,
         sinks=sinks if speaks else {},
         config=config.alerts,
-        past=past,
+        state=state,
         run_name=config.name,
         speaks=speaks,
         on_error=config.on_error,

@@ -2,6 +2,7 @@
 
 import tempfile
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from alert_runs import OPTIONS, SETTINGS, Attempt, rows_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from loopscope.alerts import RULES, AlertEngine, columns, history, rules
+from loopscope.alerts import RULES, AlertEngine, replay
 from loopscope.store import RunReader, RunStore
 
 QUICK = settings(max_examples=20, deadline=None)
@@ -52,12 +53,12 @@ def test_a_replay_is_what_the_engine_says_that_sees_every_row(seed, sick, steps,
                 for table, rows in tables.items():
                     if table in ("loss", "health"):
                         for row in rows:
-                            engine.observe(table, step, [row])
+                            engine.observe_rows(table, [row])
                     else:
-                        engine.observe(table, step, rows)
+                        engine.observe_rows(table, rows)
             if not sealed:
                 store.close(seal=False)
-        found = history.replay(RunReader(root), SETTINGS)
+        found = replay.replay_run(RunReader(root), SETTINGS)
     assert by_name(found.alerts) == by_name(engine.alerts)
 
 
@@ -104,17 +105,14 @@ def test_what_was_told_over_any_history_is_what_a_replay_finds(seed, sick, plan)
         reader = RunReader(root)
         if attempt.number not in reader.live:
             return  # the last attempt wrote nothing, so what is live are another's rows
-        found = history.replay(reader, SETTINGS).alerts
+        found = replay.replay_run(reader, SETTINGS).alerts
         # The state itself is the replay's, with every count and text.
         assert by_name(attempt.writer.engine.alerts) == by_name(found)
         # And so is what was said on the way: one live row per alert, and one more where it became critical.
         told = {}
-        for row in reader.read("health", columns=["event", "severity", "detail"]).to_pylist():
+        for row in reader.read("health").to_pylist():
             if row["event"] == "alert":
-                rule, _, rest = row["detail"].partition(": ")
-                subject = rest.partition(". ")[2].partition(", since step ")[0]
-                since = int(rest.partition(", since step ")[2].partition(":")[0])
-                told.setdefault((rule, subject, since), []).append(row["severity"])
+                told.setdefault((row["rule"], row["subject"], row["since"]), []).append(row["severity"])
         expected = {(a.rule, a.subject, a.since): a.severity for a in found if not RULES[a.rule].at_once}
         assert {key: severities[-1] for key, severities in told.items()} == expected
         assert all(
@@ -171,30 +169,27 @@ def test_alerts_that_began_without_the_rules_are_told_by_the_attempt_that_has_th
     assert told["maxvio"].num_places > 1
 
 
+@QUICK
 @given(
-    counts=st.lists(st.one_of(st.none(), st.integers(0, 60)), min_size=2, max_size=2),
-    values=st.lists(st.one_of(st.none(), st.floats(0, 60)), min_size=6, max_size=6),
-    experts=st.sampled_from([0, 1, 2, 16]),
-    bound=st.sampled_from([0.8, 1.5]),
+    seed=st.integers(0, 2**32 - 1),
+    sick=st.sampled_from([0.1, 0.5, 0.9]),
+    depths=st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    cuts=st.sets(st.integers(2, 40)),
+    bounds=st.sampled_from([SETTINGS, replace(SETTINGS, load_entropy=1.5, growth=0.9, clear_at=1.0)]),
 )
-def test_a_row_that_is_left_out_is_below_every_rules_clearing_bound(counts, values, experts, bound):
-    names = ("top_k", "num_tokens", "maxvio_count", "load_entropy_ratio", "token_entropy_ratio", "mutual_information",
-             "z_mean", "logit_abs_max")  # fmt: skip
-    row = dict(zip(names, counts + values, strict=True)) | {"num_experts": experts, "dead_experts": None}
-    changed = replace(SETTINGS, load_entropy=bound)
-    arrays = {name: np.array([np.nan if v is None else float(v)]) for name, v in row.items()}
-    states = columns.router_states(arrays, changed)
-    for rule, state in zip(
-        (rules.maxvio, rules.load_entropy, rules.router_collapse, rules.z), states, strict=False
-    ):
-        reading = rule(row, "v", changed)
-        if reading is None:
-            assert state[0] == -1
-        elif state[0] == 0:
-            assert reading.excess <= changed.clear_at
-        else:
-            assert state[0] == 1
-            assert reading.excess > changed.clear_at * (1 - 1e-6)
+def test_any_split_into_batches_gives_the_same_alerts(seed, sick, depths, cuts, bounds):
+    generator = np.random.default_rng(seed)
+    tables: dict[str, list[dict]] = {}
+    for step in range(1, 41):
+        share = 0.9 if generator.random() < sick / 2 else 0.1 * sick
+        for table, row in rows_of(step, generator, share, depths[step % len(depths)]):
+            tables.setdefault(table, []).append(row)
+    whole, split = AlertEngine(bounds), AlertEngine(bounds)
+    for table, rows in tables.items():
+        whole.observe_rows(table, rows)
+        for begin, end in pairwise([1, *sorted(cuts), 41]):
+            split.observe_rows(table, [row for row in rows if begin <= row["step"] < end])
+    assert whole.alerts == split.alerts
 
 
 def test_other_ranks_rows_are_not_the_runs(tmp_path):
@@ -206,5 +201,5 @@ def test_other_ranks_rows_are_not_the_runs(tmp_path):
             for step in range(1, 12):
                 for table, row in rows_of(step, np.random.default_rng(step), float(rank)):
                     writer.append(table, row | {"rank": rank, "world_size": 2})
-    found = {alert.rule for alert in history.replay(RunReader(root), SETTINGS).alerts}
+    found = {alert.rule for alert in replay.replay_run(RunReader(root), SETTINGS).alerts}
     assert not any(not RULES[rule].at_once for rule in found)
