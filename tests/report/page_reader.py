@@ -78,4 +78,5 @@ class Page(HTMLParser):
 
     def rows(self, chart: str) -> list[dict[str, Any]]:
         data = self.charts[chart]["data"]
-        return [dict(zip(data["columns"], row, strict=True)) for row in data["rows"]]
+        rows = zip(*data["values"], strict=True)
+        return [dict(zip(data["columns"], row, strict=True)) for row in rows]

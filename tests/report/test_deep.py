@@ -56,7 +56,7 @@ def test_a_line_per_loop_step_of_one_way_of_reading_out(page):
 def test_margins_per_visit_and_what_bounded_scores_mean(page):
     rows = {(row["visit"], row["quantity"]): row["rho"] for row in page.rows("r0-margin_null")}
     assert rows["tail 0", "margin"] == 1.3
-    assert rows["loop 1 \u00b7 layer 0", "selection gap"] == 0.9
+    assert rows["loop step 1, layer 0", "selection gap"] == 0.9
     assert len(rows) == 8
     assert "Scores here are bounded" in page.text
 

@@ -10,7 +10,7 @@ from loopscope import open_run
 from loopscope.alerts import RULES, AlertEngine, AlertSettings
 from loopscope.analysis.health_findings import findings, replay
 from loopscope.report.checks import _READ
-from loopscope.report.look import Look
+from loopscope.report.queries import RunQueries
 
 SHAPE = Shape(steps=1500, every=10, loops=8, layers=1)
 TRACES = SHAPE.steps // SHAPE.every
@@ -171,7 +171,7 @@ def test_every_rule_says_the_same_beside_the_training_in_a_replay_and_in_the_rep
     live = beside_the_training(run, settings).alerts
     assert {alert.rule for alert in again} == set(RULES) - {"files"}
     assert sorted(live, key=lambda a: (a.rule, a.subject)) == sorted(again, key=lambda a: (a.rule, a.subject))
-    look = Look(run, settings)
+    look = RunQueries(run, settings)
     for name in [rule.name for rule in RULES.values() if not rule.at_once]:
         worst = max(alert.worst for alert in again if alert.rule == name)
         assert _READ[name](look, settings).excess == pytest.approx(worst, rel=1e-4), name

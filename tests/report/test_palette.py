@@ -102,7 +102,7 @@ def test_the_middle_of_the_diverging_colours_is_grey():
 
 
 def test_parts_have_a_dash_each():
-    from loopscope.report.kit import _DASHES
+    from loopscope.report.widgets import _DASHES
 
     assert len({tuple(dash) for dash in _DASHES}) == len(colours("light", "category"))
 

@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 
+import altair as alt
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -12,12 +13,10 @@ from report_runs import Shape, generated_run
 
 from loopscope import open_run
 from loopscope.alerts import RULES, AlertSettings
-from loopscope.catalog.registry import METRICS
+from loopscope.catalog.registry import TABLES
 from loopscope.errors import ConfigError, StoreError
 from loopscope.report import write_report
-from loopscope.report.definitions import definition, glossary
-from loopscope.report.part import _SECTION_OF
-from loopscope.store import TABLES
+from loopscope.report.run_page import _SECTION_OF
 
 SHAPE = Shape()
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7*7 }}"
@@ -77,12 +76,12 @@ def test_every_chart_says_its_definition_unit_scope_and_leads_to_the_documentati
         assert f"Rows: {chart.scope}." in shown.text, chart.id
         assert chart.metrics, chart.id
         for metric in chart.metrics:
-            told = definition(*metric)
+            told, anchor = TABLES[metric[0]].by_name[metric[1]], "m-{}-{}".format(*metric)
             assert len(told.formula) > 2, metric
             assert told.formula in shown.text, metric
-            assert f"[{told.unit}]" in shown.text, metric
-            assert f"#{told.anchor}" in shown.links, metric
-            assert told.formula in page.glossary[told.anchor], metric
+            assert f"[{told.unit or 1}]" in shown.text, metric
+            assert f"#{anchor}" in shown.links, metric
+            assert told.formula in page.glossary[anchor], metric
 
 
 @pytest.mark.usefixtures("no_bundle")
@@ -98,17 +97,28 @@ def test_every_axis_and_colour_bar_has_a_title(healthy, tmp_path):
                 assert encoding.get("title"), (chart.id, channel)
 
 
-def test_the_documentation_in_the_page_is_the_catalogues():
-    found = {
-        f"{d.table}.{d.name}": d for d in glossary([*METRICS, ("probe_router", "lb_loss"), ("loss", "step")])
-    }
-    for (table, name), column in METRICS.items():
-        assert (found[f"{table}.{name}"].formula, found[f"{table}.{name}"].null) == (
-            column.formula,
-            column.null_rule,
-        )
-    assert found["probe_router.lb_loss"].formula == METRICS["router", "lb_loss"].formula
-    assert found["loss.step"].formula
+@pytest.mark.usefixtures("no_bundle")
+def test_every_specification_is_valid_vega_lite(healthy, tmp_path):
+    _, (page,) = written(tmp_path, healthy)
+    _, (rolled, _) = written(tmp_path, healthy, healthy, by="tokens")
+    kinds = {}
+    for chart in (chart for each in (page, rolled) for section in each.sections for chart in section.charts):
+        # Charts of one kind differ in their texts alone; one with marks or a bound is another kind.
+        kinds.setdefault(re.sub(r'"(?!type")[^"]*": "[^"]*"', "", json.dumps(chart.spec)), chart)
+    assert len(kinds) > 10
+    for chart in kinds.values():
+        alt.LayerChart.from_dict(dict(chart.spec), validate=True)
+
+
+@pytest.mark.usefixtures("no_bundle")
+def test_the_documentation_in_the_page_is_the_catalogues(healthy, tmp_path):
+    page, parts = written(tmp_path, healthy)
+    drawn = {metric for section in parts[0].sections for chart in section.charts for metric in chart.metrics}
+    assert set(page.glossary) == {f"m-{table}-{name}" for table, name in drawn}
+    for table, name in drawn:
+        column = TABLES[table].by_name[name]
+        for said in (column.name, column.formula, column.merge, column.null_rule, column.source):
+            assert said in page.glossary[f"m-{table}-{name}"], (table, name)
 
 
 @pytest.mark.usefixtures("no_bundle")
@@ -120,7 +130,7 @@ def test_a_cell_without_a_value_keeps_its_place_and_says_why(tmp_path):
     changes = {"z_mean": values.tolist(), "null_reasons": reasons.tolist()}
     page, _ = written(tmp_path, generated_run(tmp_path / "run", replace(SHAPE, changes={"router": changes})))
     found = {(row["visit"], row["z_mean"], row["missing"]) for row in page.rows("r0-z")}
-    assert {row for row in found if row[1] is None} == {("loop 1 \u00b7 layer 0", None, "nonfinite")}
+    assert {row for row in found if row[1] is None} == {("loop step 1, layer 0", None, "nonfinite")}
     assert len(found) == visits
     # The drawing tells them apart: one layer for each.
     conditions = [layer["transform"][0]["filter"] for layer in page.charts["r0-z"]["spec"]["layer"]]

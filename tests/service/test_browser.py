@@ -31,7 +31,7 @@ def test_the_report_draws_every_chart_and_asks_nobody(tmp_path):
     run = generated_run(tmp_path / "run", Shape(), name=HOSTILE)
     out = tmp_path / "report.html"
     (part,) = write_report([open_run(run)], out)
-    charts = sum(1 for section in part.sections for chart in section.charts if chart.data.rows)
+    charts = sum(1 for section in part.sections for chart in section.charts if chart.data.num_rows)
     with chromium.Browser(PROGRAM) as tab:
         tab.open(out.as_uri())
         tab.wait(DRAWN)

@@ -263,20 +263,20 @@ def test_files_that_go_away_under_a_reading_are_a_deleted_run_or_are_read_again(
         shutil.rmtree(root / "one", ignore_errors=True)
         raise duckdb.IOException("No files found that match the pattern")
 
-    monkeypatch.setattr(views, "part_of", gone)
+    monkeypatch.setattr(views, "read_run_page", gone)
     assert browser.get(f"/runs/{key}").status_code == 404
 
 
 def test_a_run_that_is_deleted_while_it_is_read_is_not_shown_as_an_empty_one(root, monkeypatch):
     browser = client(root)
-    key, real = keys(browser)["first"], views.part_of
+    key, real = keys(browser)["first"], views.read_run_page
 
     def half(run, *given):
         shutil.rmtree(root / "one" / "tables", ignore_errors=True)
         (root / "one" / "run.json").unlink()
         return real(run, *given)
 
-    monkeypatch.setattr(views, "part_of", half)
+    monkeypatch.setattr(views, "read_run_page", half)
     answer = browser.get(f"/runs/{key}")
     assert (answer.status_code, answer.text) == (404, "the run is no longer there\n")
 
@@ -332,8 +332,8 @@ def test_a_thousand_runs(tmp_path, monkeypatch):
 
 def test_fifty_clients_on_one_run_are_served_by_one_reading(root, monkeypatch):
     made = []
-    real = views.part_of
-    monkeypatch.setattr(views, "part_of", lambda *given: made.append(1) or real(*given))
+    real = views.read_run_page
+    monkeypatch.setattr(views, "read_run_page", lambda *given: made.append(1) or real(*given))
     with client(root) as browser:
         key = keys(browser)["second"]
         with ThreadPoolExecutor(50) as pool:

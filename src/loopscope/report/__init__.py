@@ -1,7 +1,7 @@
 """A run as one HTML file that works offline. Never imports torch.
 
-run → analysis (findings, DuckDB) → charts/*.py: one `charts(look)` per section, Altair specifications and
-columnar data → page.py: Jinja2 template, script bundle → report.html
+run → analysis (findings, DuckDB) → charts/*.py: one `Section` each, Vega-Lite specifications and Arrow columns →
+page.py: Jinja2 template, columnar JSON, script bundle → report.html
 """
 
 from loopscope.report.page import write_report

@@ -2,32 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any
 
-Cell = float | int | str | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Data:
-    """Rows by column, as the page holds them: a third of the bytes of a list of objects."""
-
-    columns: tuple[str, ...]
-    rows: list[list[Cell]]
-
-    @staticmethod
-    def of(rows: Iterable[Mapping[str, Any]]) -> Data:
-        """From dicts that share their keys; floats keep five significant digits."""
-        listed = list(rows)
-        columns = tuple(listed[0]) if listed else ()
-        return Data(columns=columns, rows=[[short(row[name]) for name in columns] for row in listed])
-
-    def plain(self) -> dict[str, Any]:
-        """For JSON."""
-        return {"columns": list(self.columns), "rows": self.rows}
+import pyarrow as pa
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,21 +14,20 @@ class Chart:
     """One picture with its words."""
 
     id: str
-    """Identifier within the run's part of the page; findings link to it."""
+    """Identifier within the run's page; findings link to it."""
     title: str
     text: str
     """What the picture shows and how to read it; one or two sentences."""
     spec: Mapping[str, Any]
     """Vega-Lite, without data."""
-    data: Data
+    data: pa.Table
+    """What it draws; a chart without a row has no picture."""
     metrics: tuple[tuple[str, str], ...]
     """(table, column) of what is drawn; their definitions are printed under it."""
     scope: str
     """Which rows it is made of: global, or one rank's."""
     notes: tuple[str, ...] = ()
     """How it was thinned, and what is missing and why."""
-    wide: bool = False
-    """True where it takes the page's whole width."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,18 +55,3 @@ class Table:
     note: str = ""
     folded: bool = False
     """True where most people need not see it."""
-
-
-def short(value: Any) -> Cell:
-    """A cell of five significant digits; None for what is not finite, which no chart could place."""
-    if isinstance(value, Decimal):  # DuckDB's sum of integers
-        value = float(value)
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            return None
-        rounded = float(f"{value:.5g}")
-        # An integer beyond five digits is a count, a step or a number of tokens: nothing is rounded off it.
-        if value.is_integer() and abs(value) < 1e15:
-            return int(value)
-        return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
-    return value  # type: ignore[no-any-return]

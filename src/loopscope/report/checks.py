@@ -10,7 +10,7 @@ from typing import Literal
 from loopscope.alerts import RULES, AlertSettings, Rule
 from loopscope.analysis.health_findings import Findings
 from loopscope.report import readings
-from loopscope.report.look import Look
+from loopscope.report.queries import RunQueries
 from loopscope.report.readings import Seen
 
 State = Literal["critical", "warn", "early", "near", "ok", "young", "none"]
@@ -51,7 +51,7 @@ class Check:
         return SIGNS[self.state][1]
 
 
-_READ: Mapping[str, Callable[[Look, AlertSettings], Seen | None]] = {
+_READ: Mapping[str, Callable[[RunQueries, AlertSettings], Seen | None]] = {
     "closure": readings.closure,
     "nonfinite": readings.finite,
     "dead_expert": readings.dead,
@@ -68,11 +68,11 @@ _READ: Mapping[str, Callable[[Look, AlertSettings], Seen | None]] = {
 """Rule → how its check is read off the rows, in the order of the screen: losses, routing, loop, the measurement."""
 
 
-def checks(look: Look, found: Findings) -> list[Check]:
+def checks(queries: RunQueries, found: Findings) -> list[Check]:
     """Every check with its state and value."""
     listed = []
     for name, read in _READ.items():
-        rule, seen = RULES[name], read(look, found.settings)
+        rule, seen = RULES[name], read(queries, found.settings)
         if rule.check is not None:
             listed.append(
                 Check(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from loopscope.analysis import Run
@@ -15,10 +16,10 @@ from loopscope.analysis.gauges import gauge_columns
 from loopscope.analysis.health_findings import Findings
 from loopscope.catalog.gauge import Gauge, How, evaluate_by_step
 from loopscope.catalog.registry import GAUGES
-from loopscope.report.chart import Chart, Data, Section
-from loopscope.report.kit import lines, x_step
-from loopscope.report.look import SERIES_BUCKETS, Look
-from loopscope.report.part import Part
+from loopscope.report.chart import Chart, Section
+from loopscope.report.queries import SERIES_BUCKETS, Buckets, RunQueries, buckets
+from loopscope.report.run_page import RunPage
+from loopscope.report.widgets import lines, x_step
 
 Axis = Literal["step", "tokens"]
 
@@ -26,16 +27,16 @@ _MOST_NAME = 24
 """Signs of a run's name in a legend; names of one series differ at their ends."""
 
 
-def comparison(runs: Sequence[Run], names: Sequence[str], by: Axis = "step") -> Part:
-    """A part of its own, with a chart per quantity and a line per run, aligned by step or by tokens seen."""
-    looks = [Look(run) for run in runs]
+def comparison(runs: Sequence[Run], names: Sequence[str], by: Axis = "step") -> RunPage:
+    """A page of its own, with a chart per quantity and a line per run, aligned by step or by tokens seen."""
+    queries = [RunQueries(run) for run in runs]
     told = unique(names)
     gauges = [gauge for gauge in GAUGES.values() if gauge.title]
-    charts = [chart for gauge in gauges if (chart := _chart(looks, told, by, gauge)) is not None]
-    aligned = "optimizer step" if by == "step" else "training tokens"
-    section = Section(id="all", nav="All", title="Side by side", charts=charts, text=f"Aligned by {aligned}.")
+    charts = [chart for gauge in gauges if (chart := _chart(queries, told, by, gauge)) is not None]
+    aligned = "Aligned by optimizer step." if by == "step" else "Aligned by training tokens."
+    section = Section(id="all", nav="All", title="Side by side", charts=charts, text=aligned)
     none = Findings(found=(), early=(), judged="", alerts=())
-    return Part(key="c", name="Comparison", facts=[], findings=none, sections=[section], checks=[])
+    return RunPage(key="c", name="Comparison", info=[], findings=none, sections=[section], checks=[])
 
 
 def unique(names: Sequence[str]) -> list[str]:
@@ -48,27 +49,29 @@ def unique(names: Sequence[str]) -> list[str]:
     return [name if short.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(short)]
 
 
-def _chart(looks: Sequence[Look], names: Sequence[str], by: Axis, gauge: Gauge) -> Chart | None:
-    rows, notes, scopes, table = [], [], [], gauge.table
-    for look, run in zip(looks, names, strict=True):
-        if not look.has(table):
+def _chart(queries: Sequence[RunQueries], names: Sequence[str], by: Axis, gauge: Gauge) -> Chart | None:
+    points, notes, scopes, table = [], [], [], gauge.table
+    for one, run in zip(queries, names, strict=True):
+        if not one.has(table):
             notes.append(f"{run} has no row of the table {table}.")
-            rows.append(_placeholder(by, run))
+            points.append(_NOWHERE)
             continue
-        scopes.append(look.scope(table).words)
-        buckets = look.buckets(table, SERIES_BUCKETS)
-        found = _points(look.run, gauge, buckets.per_bucket)
-        placed = [{by: at[by], "run": run, **values} for at, values in found if not math.isnan(at[by])]
-        if len(placed) < len(found):
-            notes.append(
-                f"{run}: {len(found) - len(placed)} of {len(found)} points have no number of tokens."
-            )
-        rows += placed or [_placeholder(by, run)]
-        if buckets.note:
-            notes.append(f"{run}: {buckets.note}")
-        notes += [f"{run}: {note}" for note in look.missing(table, (gauge.column,), gauge.condition)]
+        scopes.append(one.scope(table).words)
+        found, thinned = _points(one.run, gauge)
+        placed = found.filter(pc.is_finite(found[by]))
+        if lost := found.num_rows - placed.num_rows:
+            notes.append(f"{run}: {lost} of {found.num_rows} points have no number of tokens.")
+        # A run keeps its colour in every picture, also after one that has no value: a row that is not drawn.
+        points.append(placed if placed.num_rows else _NOWHERE)
+        told = (*thinned.note, *one.missing(table, (gauge.column,), gauge.condition))
+        notes += [f"{run}: {note}" for note in told]
     if not scopes:
         return None
+    data = pa.concat_tables(
+        rows.append_column("run", pa.repeat(run, rows.num_rows))
+        for rows, run in zip(points, names, strict=True)
+    )
+    known = pc.any(pc.is_finite(data["value"])).as_py()
     return Chart(
         id=gauge.column,
         title=gauge.title,
@@ -80,43 +83,43 @@ def _chart(looks: Sequence[Look], names: Sequence[str], by: Axis, gauge: Gauge) 
             label_limit=230,
             x=x_step() if by == "step" else x_step("training tokens", "tokens"),
         ),
-        data=Data.of(rows if any(math.isfinite(row["value"]) for row in rows) else []),
+        data=data.select((by, "run", "value", "low", "high")) if known else pa.table({}),
         metrics=((table, gauge.column),),
         scope=", ".join(dict.fromkeys(scopes)),
-        notes=(*notes, *(_corpora(looks, names) if table == "probe_loss" else ())),
+        notes=(*notes, *(_corpora(queries, names) if table == "probe_loss" else ())),
     )
 
 
-def _points(run: Run, gauge: Gauge, size: int) -> list[tuple[dict[str, float], dict[str, float]]]:
-    """Per bucket of `size` steps: where it is by step and by tokens; mean, smallest and largest value, NaN for null."""
+def _points(run: Run, gauge: Gauge) -> tuple[pa.Table, Buckets]:
+    """Per bucket: where it is by step and by tokens; mean, smallest and largest value, NaN for null."""
     columns = gauge_columns(run, (gauge,))
     step, value, _ = evaluate_by_step(gauge, columns)
     tokens = evaluate_by_step(replace(gauge, column="tokens_seen", how="max", place=""), columns).value
-    bucket = np.arange(len(step)) // size
+    thinned = buckets(len(step), SERIES_BUCKETS)
+    bucket = np.arange(len(step)) // thinned.size
 
-    def over(how: How, values: NDArray[np.float64]) -> list[float]:
+    def over(how: How, values: NDArray[np.float64]) -> NDArray[np.float64]:
         summed = Gauge(key="", table="", column="value", how=how)
-        return list(evaluate_by_step(summed, {"step": bucket, "value": values}).value)
+        return evaluate_by_step(summed, {"step": bucket, "value": values}).value
 
-    return [
-        ({"step": at, "tokens": seen}, {"value": mean, "low": low, "high": high})
-        for at, seen, mean, low, high in zip(
-            step[::size].tolist(), over("mean", tokens), over("mean", value), over("min", value), over("max", value),
-            strict=True,
-        )
-    ]  # fmt: skip
-
-
-def _placeholder(by: Axis, run: str) -> dict[str, Any]:
-    """A row that is not drawn: a run keeps its colour in every picture, also after one that has no value."""
-    return {by: math.nan, "run": run, "value": math.nan, "low": math.nan, "high": math.nan}
+    points = {
+        "step": step[:: thinned.size].astype(np.float64),
+        "tokens": over("mean", tokens),
+        "value": over("mean", value),
+        "low": over("min", value),
+        "high": over("max", value),
+    }
+    return pa.table(points), thinned
 
 
-def _corpora(looks: Sequence[Look], names: Sequence[str]) -> list[str]:
+_NOWHERE = pa.table(dict.fromkeys(("step", "tokens", "value", "low", "high"), np.array([np.nan])))
+
+
+def _corpora(queries: Sequence[RunQueries], names: Sequence[str]) -> list[str]:
     """Said where runs were probed on different text."""
     known = {
-        run: sorted({row["h"] for row in look.rows("select distinct corpus_hash as h from probe_loss")})
-        for look, run in zip(looks, names, strict=True) if look.has("probe_loss")
+        run: sorted({row["h"] for row in one.rows("select distinct corpus_hash as h from probe_loss")})
+        for one, run in zip(queries, names, strict=True) if one.has("probe_loss")
     }  # fmt: skip
     if len({tuple(hashes) for hashes in known.values()}) <= 1:
         return []

@@ -18,11 +18,12 @@ from markupsafe import Markup
 from loopscope import __version__
 from loopscope.alerts import Bounds
 from loopscope.analysis import Run
+from loopscope.catalog.column import Column
+from loopscope.catalog.registry import TABLES
 from loopscope.errors import ConfigError, StoreError
 from loopscope.report.checks import SIGNS
 from loopscope.report.compare import Axis, comparison
-from loopscope.report.definitions import definition, glossary
-from loopscope.report.part import Part, part_of, plain_charts
+from loopscope.report.run_page import RunPage, chart_json, read_run_page
 
 MOST_RUNS = 8
 """Runs in one page."""
@@ -30,7 +31,7 @@ MOST_RUNS = 8
 
 def write_report(
     runs: Sequence[Run], path: str | Path, *, settings: Bounds = None, by: Axis = "step"
-) -> list[Part]:
+) -> list[RunPage]:
     """Write one self-contained HTML file about 1 to 8 runs.
 
     Args:
@@ -53,9 +54,9 @@ def write_report(
     with ThreadPoolExecutor(1) as pool:
         # Seconds of work that need none of the rows.
         bundle = pool.submit(script_bundle)
-        parts = [part_of(run, f"r{index}", settings) for index, run in enumerate(runs)]
-        compared = comparison(runs, [part.name for part in parts], by) if len(runs) > 1 else None
-        text = render(parts, compared, bundle.result())
+        pages = [read_run_page(run, f"r{index}", settings) for index, run in enumerate(runs)]
+        compared = comparison(runs, [page.name for page in pages], by) if len(runs) > 1 else None
+        text = render(pages, compared, bundle.result())
     target = Path(path)
     temporary = target.with_name(target.name + ".tmp")
     try:
@@ -65,46 +66,48 @@ def write_report(
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise StoreError(f"{target} cannot be written: {error.strerror or error}") from None
-    return parts
+    return pages
 
 
 def render(
-    parts: Sequence[Part], compared: Part | None, bundle: str, *, live: str = "", nonce: str = ""
+    pages: Sequence[RunPage], compared: RunPage | None, bundle: str, *, live: str = "", nonce: str = ""
 ) -> str:
     """The page's text.
 
     Args:
-        parts: what is said of each run.
+        pages: what is said of each run.
         compared: the comparison, before them.
         bundle: the drawing script; empty where the page loads it from its own server.
         live: address on the page's own server that says whether there is something new; empty for a file.
         nonce: what the server's policy lets scripts run by; empty for a file.
     """
-    everything = [*([compared] if compared else []), *parts]
-    charts = {name: chart for part in everything for name, chart in plain_charts(part).items()}
-    metrics = [
-        m
-        for part in everything
-        for section in part.sections
-        for chart in section.charts
-        for m in chart.metrics
-    ]
+    everything = [*([compared] if compared else []), *pages]
+    charts = {name: chart for page in everything for name, chart in chart_json(page).items()}
     return environment().get_template("report.html.j2").render(
-        parts=parts,
+        pages=pages,
         compared=compared,
-        title=", ".join(part.name for part in parts) or "Comparison",
+        title=", ".join(page.name for page in pages) or "Comparison",
         charts=script_json(charts),
         bundle=Markup(bundle.replace("</script", "<\\/script")),
         style=Markup(asset("report.css")),
         script=Markup(asset("report.js")),
-        glossary=glossary(metrics),
-        define=definition,
+        glossary=glossary(everything),
+        tables=TABLES,
         signs=SIGNS.values(),
         version=__version__,
         written=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         live=live,
         nonce=nonce,
     )  # fmt: skip
+
+
+def glossary(pages: Sequence[RunPage]) -> list[tuple[str, Column]]:
+    """(table, column) of all that is drawn, in the order of the tables."""
+    charts = (chart for page in pages for section in page.sections for chart in section.charts)
+    drawn = sorted({metric for chart in charts for metric in chart.metrics})
+    return [
+        (table, TABLES[table].by_name[name]) for table in TABLES for owner, name in drawn if owner == table
+    ]
 
 
 @cache
@@ -126,14 +129,8 @@ def environment() -> jinja2.Environment:
 def script_json(data: Any) -> Markup:
     """JSON inside a script element: nothing in it can end the element or begin another."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
-    for sign, escaped in (
-        ("<", "\\u003c"),
-        (">", "\\u003e"),
-        ("&", "\\u0026"),
-        ("\u2028", "\\u2028"),
-        ("\u2029", "\\u2029"),
-    ):
-        text = text.replace(sign, escaped)
+    for sign in "<>&\u2028\u2029":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
     return Markup(text)
 
 

@@ -13,7 +13,7 @@ from loopscope.catalog.row_batch import RowBatch
 from loopscope.catalog.rows import VISIT
 from loopscope.catalog.rule_registry import RULE_COLUMNS
 from loopscope.catalog.rules.loop_delta import BestMean
-from loopscope.report.look import Look
+from loopscope.report.queries import RunQueries
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -29,10 +29,10 @@ class Seen:
     """False where there is a value, but no rule for it."""
 
 
-def by_rule(name: str, look: Look, settings: AlertSettings) -> Seen | None:
+def by_rule(name: str, queries: RunQueries, settings: AlertSettings) -> Seen | None:
     """The place that is furthest out by a rule over one table: over its last traces, or of all losses the worst."""
     table = RULES[name].judgements[0].table
-    return furthest(name, _ROWS[table](look, settings), settings) if look.has(table) else None
+    return furthest(name, _ROWS[table](queries, settings), settings) if queries.has(table) else None
 
 
 def furthest(
@@ -61,41 +61,41 @@ def furthest(
     return Seen(text=f"{found.now(int(np.nanargmax(found.value)))}; {rule.check.unjudged}", judged=False)
 
 
-def closure(look: Look, settings: AlertSettings) -> Seen | None:
+def closure(queries: RunQueries, settings: AlertSettings) -> Seen | None:
     """The step whose loss adds up worst."""
-    seen = by_rule("closure", look, settings)
-    return seen and replace(seen, text=f"{seen.text} in {_many(_losses(look, settings)[0]['n'], 'step')}")
+    seen = by_rule("closure", queries, settings)
+    return seen and replace(seen, text=f"{seen.text} in {_many(_losses(queries, settings)[0]['n'], 'step')}")
 
 
-def finite(look: Look, settings: AlertSettings) -> Seen | None:
+def finite(queries: RunQueries, settings: AlertSettings) -> Seen | None:
     """Non-finite values of losses, router tensors and residuals."""
     steps, entries, known = 0, 0, False
-    if look.has("loss"):
+    if queries.has("loss"):
         known = True
-        steps = look.rows(f"select count(nonfinite_fields) as n from loss where {look.scope('loss').where}")[
-            0
-        ]["n"]
+        steps = queries.rows(
+            f"select count(nonfinite_fields) as n from loss where {queries.scope('loss').where}"
+        )[0]["n"]
     for table in ("router", "residual"):
-        if look.has(table):
+        if queries.has(table):
             known = True
-            entries += look.rows(
-                f"select coalesce(sum(nonfinite_count), 0) as n from {table} where {look.scope(table).where}"
+            entries += queries.rows(
+                f"select coalesce(sum(nonfinite_count), 0) as n from {table} where {queries.scope(table).where}"
             )[0]["n"]
     text = f"{_many(steps, 'step')} with a non-finite loss, {entries:,} non-finite entries in traces"
     return Seen(text=text, excess=2.0 if steps or entries else 0.0) if known else None
 
 
-def dead(look: Look, settings: AlertSettings) -> Seen | None:
+def dead(queries: RunQueries, settings: AlertSettings) -> Seen | None:
     """Experts that got nothing over the whole window, all visits together."""
-    if not look.has("router"):
+    if not queries.has("router"):
         return None
     keys = ", ".join(f"any_value({name}) as {name}" for name in VISIT)
-    rows = look.rows(f"""
+    rows = queries.rows(f"""
         select {keys}, 0 as step, 1 as top_k, 1 as num_tokens, count(*) as num_experts,
             count(*) filter (c = 0) as dead_experts, list(c order by expert) as expert_count
         from (select b, r, l, expert, {keys}, sum(c)::bigint as c from (
                 select *, unnest(expert_count) as c, unnest(range(len(expert_count))) as expert
-                from {look.visits("router")} where step in ({_recent(look, "router", settings)}))
+                from {queries.visits("router")} where step in ({_recent(queries, "router", settings)}))
             group by b, r, l, expert)
         group by b, r, l""")
     # The rows are sums over the window already: whatever is empty in them was so throughout.
@@ -104,18 +104,18 @@ def dead(look: Look, settings: AlertSettings) -> Seen | None:
     return seen and replace(seen, text=f"{empty} of the {experts:,} experts of all visits got no token")
 
 
-def movement(look: Look, settings: AlertSettings) -> Seen | None:
+def movement(queries: RunQueries, settings: AlertSettings) -> Seen | None:
     """The layer whose last pass moves the state furthest, in units of its best mean."""
-    if not look.has("transition"):
+    if not queries.has("transition"):
         return None
-    return furthest("loop_delta", _boundaries(look, settings), settings, _best_means(look, settings))
+    return furthest("loop_delta", _boundaries(queries, settings), settings, _best_means(queries, settings))
 
 
-def measured(look: Look, settings: AlertSettings) -> Seen | None:
+def measured(queries: RunQueries, settings: AlertSettings) -> Seen | None:
     """Coverage of the traces, and everything that was written because somebody should look."""
-    if not look.has("health"):
+    if not queries.has("health"):
         return None
-    row = look.rows(
+    row = queries.rows(
         "select count(*) filter (event = 'coverage') as traces, min(value) filter (event = 'coverage') as least, "
         "count(*) filter (severity <> 'info' and event not in ('closure', 'alert')) as events from health"
     )[0]
@@ -126,62 +126,62 @@ def measured(look: Look, settings: AlertSettings) -> Seen | None:
         if row["least"] is None or row["least"] >= 1
         else f"at least {row['least']:.0%} of the visits"
     )
-    text = f"{seen} seen in {_many(row['traces'], 'trace')}; {_many(row['events'], 'event')} to look at"
+    text = f"{seen} seen in {_many(row['traces'], 'trace')}; {_many(row['events'], 'event')} to queries at"
     return Seen(text=text, excess=2.0 if row["least"] is not None and row["least"] < 1 else 0.0)
 
 
-def files(look: Look, settings: AlertSettings) -> Seen | None:
+def files(queries: RunQueries, settings: AlertSettings) -> Seen | None:
     """Problems of the run's files."""
-    count = len(look.run.problems)
+    count = len(queries.run.problems)
     text = "every file was read, and its checksum is right" if not count else _many(count, "problem")
     return Seen(text=text, excess=2.0 if count else 0.0)
 
 
-def _losses(look: Look, settings: AlertSettings) -> Rows:
+def _losses(queries: RunQueries, settings: AlertSettings) -> Rows:
     """The loss that adds up worst, and of how many."""
-    return look.once(
+    return queries.once(
         "worst loss",
-        lambda: look.rows(
+        lambda: queries.rows(
             f"select 0 as step, {', '.join(RULE_COLUMNS['loss'])}, count(*) over () as n from loss "
-            f"where {look.scope('loss').where} and closure_error is not null "
+            f"where {queries.scope('loss').where} and closure_error is not null "
             "order by abs(closure_error) / greatest(1, abs(total_loss)) desc limit 1"
         ),
     )
 
 
-def _visits(look: Look, settings: AlertSettings) -> Rows:
+def _visits(queries: RunQueries, settings: AlertSettings) -> Rows:
     """Means of each visit."""
     keys = ", ".join(f"any_value({name}) as {name}" for name in VISIT if name != "unrolled_pos")
     numbers = [name for name in RULE_COLUMNS["router"] if name not in (*VISIT, "expert_count")]
     means = ", ".join(f"avg({name}) as {name}" for name in numbers)
-    return look.once(
+    return queries.once(
         "visits of the last traces",
-        lambda: look.rows(
-            f"select 0 as step, {keys}, min(unrolled_pos) as unrolled_pos, {means} from {look.visits('router')} "
-            f"where step in ({_recent(look, 'router', settings)}) group by b, r, l"
+        lambda: queries.rows(
+            f"select 0 as step, {keys}, min(unrolled_pos) as unrolled_pos, {means} from {queries.visits('router')} "
+            f"where step in ({_recent(queries, 'router', settings)}) group by b, r, l"
         ),
     )
 
 
-def _last_states(look: Look, settings: AlertSettings) -> Rows:
+def _last_states(queries: RunQueries, settings: AlertSettings) -> Rows:
     """The mean after the loop."""
-    return look.rows(
-        "select 0 as step, 'loop' as block, unrolled_pos, avg(token_correlation) as token_correlation from residual "
-        f"where {look.scope('residual').where} and block = 'loop' and step in ({_recent(look, 'residual', settings)}) "
-        "group by unrolled_pos"
+    return queries.rows(
+        "select 0 as step, 'loop' as block, unrolled_pos, avg(token_correlation) as token_correlation "
+        f"from {queries.speaking('residual')} where block = 'loop' "
+        f"and step in ({_recent(queries, 'residual', settings)}) group by unrolled_pos"
     )
 
 
-def _boundaries(look: Look, settings: AlertSettings) -> Rows:
+def _boundaries(queries: RunQueries, settings: AlertSettings) -> Rows:
     """Means of each layer's step boundaries."""
-    return look.rows(
+    return queries.rows(
         "select 0 as step, kind, to_layer_idx, to_loop_step, avg(growth) as growth, "
-        f"avg(relative_delta) as relative_delta from transition where {look.scope('transition').where} "
-        f"and kind = 'step_boundary' and step in ({_recent(look, 'transition', settings)}) group by all"
+        f"avg(relative_delta) as relative_delta from transition where {queries.scope('transition').where} "
+        f"and kind = 'step_boundary' and step in ({_recent(queries, 'transition', settings)}) group by all"
     )
 
 
-_ROWS: Mapping[str, Callable[[Look, AlertSettings], Rows]] = {
+_ROWS: Mapping[str, Callable[[RunQueries, AlertSettings], Rows]] = {
     "loss": _losses,
     "router": _visits,
     "residual": _last_states,
@@ -189,20 +189,20 @@ _ROWS: Mapping[str, Callable[[Look, AlertSettings], Rows]] = {
 }
 
 
-def _best_means(look: Look, settings: AlertSettings) -> dict[tuple[int, int], BestMean]:
+def _best_means(queries: RunQueries, settings: AlertSettings) -> dict[tuple[int, int], BestMean]:
     """(layer, loop step) → the smallest mean of a whole window that the run has had."""
-    rows = look.rows(
+    rows = queries.rows(
         "select to_layer_idx, to_loop_step, min(mean) as best from (select to_layer_idx, to_loop_step, "
         "avg(relative_delta) over w as mean, count(relative_delta) over w as n from transition "
-        f"where {look.scope('transition').where} and kind = 'step_boundary' and step > {settings.warmup_steps} "
+        f"where {queries.scope('transition').where} and kind = 'step_boundary' and step > {settings.warmup_steps} "
         "window w as (partition by to_layer_idx, to_loop_step order by step "
         f"rows between {settings.sustain - 1} preceding and current row)) where n = {settings.sustain} group by all"
     )
     return {(row["to_layer_idx"], row["to_loop_step"]): BestMean(row["best"]) for row in rows}
 
 
-def _recent(look: Look, table: str, settings: AlertSettings) -> str:
-    where = look.scope(table).where
+def _recent(queries: RunQueries, table: str, settings: AlertSettings) -> str:
+    where = queries.scope(table).where
     return f"select distinct step from {table} where {where} order by step desc limit {settings.sustain}"
 
 

@@ -23,7 +23,7 @@ from loopscope.alerts import Bounds
 from loopscope.analysis import open_run
 from loopscope.errors import ConfigError, LoopscopeError
 from loopscope.report.page import MOST_RUNS, asset, script_bundle
-from loopscope.report.part import shown_name
+from loopscope.report.run_page import shown_name
 from loopscope.service.access import Access, Guard
 from loopscope.service.catalog import Catalog, CatalogEntry
 from loopscope.service.openapi import openapi

@@ -20,7 +20,7 @@ from loopscope.catalog.registry import GAUGES
 from loopscope.errors import StoreError
 from loopscope.report.compare import Axis, comparison
 from loopscope.report.page import render
-from loopscope.report.part import part_of, plain_charts, shown_name
+from loopscope.report.run_page import chart_json, read_run_page, shown_name
 from loopscope.service.cache import ResultCache
 from loopscope.service.catalog import CatalogEntry
 from loopscope.service.responses import Json
@@ -89,9 +89,9 @@ class CachedViews:
         """Page and charts. The text is kept, not the part: its rows as Python objects take twenty times the memory."""
 
         def make() -> tuple[str, bytes]:
-            part = part_of(open_run(entry.path), "r0", self._bounds)
+            part = read_run_page(open_run(entry.path), "r0", self._bounds)
             page = render([part], None, "", live=f"/api/runs/{entry.key}/version", nonce=self._nonce)
-            return page, bytes(Json(plain_charts(part)).body)
+            return page, bytes(Json(chart_json(part)).body)
 
         return await self.cache.get(
             ("page", entry.key),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from loopscope.catalog.column import Column
+from loopscope.catalog.column import Column, Picture
 from loopscope.catalog.table import TableSpec
 from loopscope.catalog.tables.keys import PROBE_VISIT_KEYS, VISIT_KEY
 
@@ -25,6 +25,14 @@ TABLE = TableSpec(
             source="Muennighoff et al. 2024, arXiv 2409.02060, section 5",
             null_rule="never; no row without an earlier deep probe of the same tokens",
             shown=("probe_diff",),
+            picture=Picture(
+                id="saturation",
+                title="Choices that stayed since the deep probe before",
+                text="Share of a token's experts that are the same. Towards 1 routing no longer changes; chance gives "
+                "k/E.",
+                least=0.0,
+                most=1.0,
+            ),
         ),
         _saturation(
             name="overlap_chance",

@@ -43,8 +43,9 @@ const loopscope = (() => {
     };
   }
 
-  function objects(data) {
-    return data.rows.map((row) => Object.fromEntries(data.columns.map((name, i) => [name, row[i]])));
+  // Vega draws objects; the page holds columns.
+  function objects({ columns, values }) {
+    return values[0].map((_, row) => Object.fromEntries(columns.map((name, i) => [name, values[i][row]])));
   }
 
   // Written into each channel: one that asks for a legend overrules the theme.

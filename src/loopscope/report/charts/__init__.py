@@ -1,6 +1,16 @@
-"""The sections of the report, one per file: `section(look)` gives a `Section`, empty where there is no data."""
+"""The sections of the report: each function makes one of a run's queries, with words alone where there is no data."""
 
-from loopscope.report.charts import deep, experts, health, loop, loss, overlap, probe, router, speed
+from loopscope.report.charts import deep, health, loop, loss, overlap, probe, router
 
-SECTIONS = (loss, router, experts, speed, loop, overlap, probe, deep, health)
+SECTIONS = (
+    loss.section,
+    router.section,
+    router.experts,
+    loss.training,
+    loop.section,
+    overlap.section,
+    probe.section,
+    deep.section,
+    health.section,
+)
 """In the order of the page."""

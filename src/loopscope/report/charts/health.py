@@ -2,198 +2,154 @@
 
 from __future__ import annotations
 
-from loopscope.report.chart import Chart, Data, Section, Table
-from loopscope.report.charts.loss import long_rows
-from loopscope.report.kit import lines
-from loopscope.report.look import LINE_BUCKETS, Look
+from typing import Any
 
-_METRICS = (("health", "event"), ("health", "value"))
+from loopscope.analysis.records import value
+from loopscope.catalog.registry import TABLES
+from loopscope.catalog.tables.keys import RUN_KEYS
+from loopscope.report.chart import Chart, Section, Table
+from loopscope.report.charts.loss import series
+from loopscope.report.queries import LINE_BUCKETS, RunQueries
+from loopscope.report.widgets import lines
+
+_MOST_EVENTS = 2000
+_MOST_ROWS = 50
+_NONFINITE = "coalesce(sum(nonfinite_count), 0)"
+# What must be 0: what, how many, in which table, and what its rows are called.
+_COUNTS = (
+    ("non-finite entries, table router", _NONFINITE, "router", "rows"),
+    ("non-finite entries, table residual", _NONFINITE, "residual", "rows"),
+    ("steps with a non-finite loss", "count(nonfinite_fields)", "loss", "steps"),
+    ("rows dropped", "coalesce(sum(count) filter (event = 'dropped_rows'), 0)", "health", "health rows"),
+    ("errors of loopscope itself", "count(*) filter (event = 'error')", "health", "health rows"),
+)
+# Keys; and names of faults, which are null in a healthy row without anything missing.
+_KEYS = {column.name for column in RUN_KEYS} | {
+    "block", "unrolled_pos", "loop_step", "layer_idx", "score_func", "score_space", "nonfinite_fields",
+}  # fmt: skip
 
 
-def section(look: Look) -> Section:
+def section(queries: RunQueries) -> Section:
     """Coverage, loopscope's own time, every event that is not information, everything wrong with the files."""
-    charts = [*_coverage(look), *_cost(look), *_lost(look)] if look.has("health") else []
-    tables = [_counts(look), _events(look), _problems(look), _missing(look)]
+    charts: list[Chart] = []
+    if queries.has("health"):
+        coverage = (
+            "Share of the promised visits that a trace saw. Below 1 a hook is silent, or the model changed."
+        )
+        cost = f"Seconds that one traced step spent in loopscope.{_share(queries)}"
+        charts = [
+            *_event(queries, "coverage", "coverage", "seen / expected", id="coverage", title="Coverage", text=coverage),
+            *_event(
+                queries, "timing", "own time", "s per traced step", id="cost", title="Loopscope's own time", text=cost
+            ),
+            *_lost(queries),
+        ]  # fmt: skip
+    tables = [
+        _table(
+            "counts", "What should be 0", "There are no rows to count in.", ("what", "how many", "in"),
+            [_count(queries, *wanted) for wanted in _COUNTS if queries.has(wanted[2])],
+        ),
+        _table(
+            "events", "Events", "No event: nothing was missing, lost or not finite.",
+            ("event", "severity", "rows", "steps", "first at depth", "first detail"), _events(queries),
+        ),
+        _table(
+            "files", "Files", "Every file of the run was read and its checksum is right.", ("file", "what is wrong"),
+            [(problem.where, _cut(problem.text)) for problem in queries.run.problems[:_MOST_ROWS]],
+        ),
+        _table(
+            "missing", "Columns without any value", "Every column has values.", ("table", "column", "reason"),
+            _missing(queries), folded=True,
+        ),
+    ]  # fmt: skip
     text = "" if charts else "The run has no row of the table health."
     return Section(
         id="health", nav="Health", title="Health of the measurement", charts=charts, tables=tables, text=text
     )
 
 
-def _coverage(look: Look) -> list[Chart]:
-    rows = look.thinned("(select * from health where event = 'coverage')", ["value"], _size(look, "coverage"))
-    if not rows:
-        return []
-    return [
-        Chart(
-            id="coverage",
-            title="Coverage",
-            text="Share of the promised visits that a trace saw. Below 1 a hook is silent, or the model changed.",
-            spec=lines(y="seen / expected", color="series", zero=True),
-            data=Data.of(long_rows(rows, {"value": "coverage"})),
-            metrics=_METRICS,
-            scope=look.scope("health").words,
-            notes=_note(look, "coverage"),
-        )
-    ]
-
-
-def _cost(look: Look) -> list[Chart]:
-    rows = look.thinned("(select * from health where event = 'timing')", ["value"], _size(look, "timing"))
-    if not rows:
-        return []
-    total = look.rows("select sum(value) as s from health where event = 'timing'")[0]["s"]
-    elapsed = 0.0
-    if look.has("loss"):
-        elapsed = look.rows(
-            "select sum(e) as s from (select max(elapsed_s) as e from loss group by attempt)"
-        )[0]["s"]
-    share = (
+def _share(queries: RunQueries) -> str:
+    """Loopscope's own time and its share of the attempts'."""
+    total = value(queries.run, "select sum(value) from health where event = 'timing'")
+    if total is None or not queries.has("loss"):
+        return ""
+    each = "select max(elapsed_s) as elapsed from loss group by attempt"
+    elapsed = value(queries.run, f"select sum(elapsed) from ({each})")
+    return (
         f" In all {total:.3g} s, {total / elapsed:.2%} of the attempts' {elapsed:.5g} s." if elapsed else ""
     )
-    return [
-        Chart(
-            id="cost",
-            title="Loopscope's own time",
-            text=f"Seconds that one traced step spent in loopscope.{share}",
-            spec=lines(y="s per traced step", color="series", zero=True),
-            data=Data.of(long_rows(rows, {"value": "own time"})),
-            metrics=_METRICS,
-            scope=look.scope("health").words,
-            notes=_note(look, "timing"),
-        )
-    ]
 
 
-def _lost(look: Look) -> list[Chart]:
+def _event(queries: RunQueries, event: str, name: str, y: str, **words: str) -> list[Chart]:
+    """The value of one kind of event over training; no chart where there is none."""
+    source = f"(select * from health where event = '{event}')"
+    rows, buckets = queries.thinned(source, LINE_BUCKETS, ["value"])
+    spec, data = lines(y=y, color="series", zero=True), series(rows, {"value": name})
+    found = queries.chart(
+        "health", ("event", "value"), buckets=buckets, missing=(), spec=spec, data=data, **words
+    )
+    return [found] if rows.num_rows else []
+
+
+def _lost(queries: RunQueries) -> list[Chart]:
     """What should not be: events by step, where there is any."""
-    rows = look.rows(
-        "select step, event, sum(coalesce(count, 1)) as value from health "
-        "where severity <> 'info' and event <> 'alert' group by step, event order by step limit 2000"
+    rows = queries.table(
+        "select step, event, sum(coalesce(count, 1)) as value, null as low, null as high from health "
+        f"where severity <> 'info' and event <> 'alert' group by step, event order by step limit {_MOST_EVENTS}"
     )
-    if not rows:
+    found = queries.chart(
+        "health",
+        ("event", "count"),
+        missing=(),
+        notes=(f"The first {_MOST_EVENTS:,} are drawn.",) if rows.num_rows == _MOST_EVENTS else (),
+        id="lost",
+        title="What was lost, missing or not finite",
+        text="How many, by step and kind of event. A healthy run has no such event.",
+        spec=lines(y="how many", color="event", zero=True, points=True, band=False, symlog=1.0),
+        data=rows,
+    )
+    return [found] if rows.num_rows else []
+
+
+def _count(queries: RunQueries, what: str, count: str, table: str, unit: str) -> tuple[str, ...]:
+    where = "true" if table == "health" else queries.scope(table).where
+    (found,) = queries.rows(f"select {count} as bad, count(*) as n from {table} where {where}")
+    return what, f"{found['bad']:,}", f"{found['n']:,} {unit}"
+
+
+def _events(queries: RunQueries) -> list[tuple[str, ...]]:
+    if not queries.has("health"):
         return []
-    data = [
-        {"step": r["step"], "series": r["event"], "value": r["value"], "low": None, "high": None}
-        for r in rows
-    ]
-    return [
-        Chart(
-            id="lost",
-            title="What was lost, missing or not finite",
-            text="How many, by step and kind of event. A healthy run has no such event.",
-            spec=lines(y="how many", color="event", zero=True, points=True, band=False, symlog=1.0),
-            data=Data.of([{**row, "event": row.pop("series")} for row in data]),
-            metrics=(("health", "event"), ("health", "count")),
-            scope=look.scope("health").words,
-            notes=("The first 2,000 are drawn.",) if len(rows) == 2000 else (),
-        )
-    ]
-
-
-def _counts(look: Look) -> Table:
-    """What must be 0, said also where it is."""
-    rows = []
-    for table in ("router", "residual"):
-        if look.has(table):
-            found = look.rows(
-                f"select coalesce(sum(nonfinite_count), 0) as bad, count(*) as n from {table} "
-                f"where {look.scope(table).where}"
-            )[0]
-            rows.append((f"non-finite entries, table {table}", f"{found['bad']:,}", f"{found['n']:,} rows"))
-    if look.has("loss"):
-        where = look.scope("loss").where
-        found = look.rows(f"select count(nonfinite_fields) as bad, count(*) as n from loss where {where}")[0]
-        rows.append(("steps with a non-finite loss", f"{found['bad']:,}", f"{found['n']:,} steps"))
-    if look.has("health"):
-        found = look.rows(
-            "select coalesce(sum(count) filter (event = 'dropped_rows'), 0) as dropped, "
-            "count(*) filter (event = 'error') as errors, count(*) as n from health"
-        )[0]
-        rows.append(("rows dropped", f"{found['dropped']:,}", f"{found['n']:,} health rows"))
-        rows.append(("errors of loopscope itself", f"{found['errors']:,}", f"{found['n']:,} health rows"))
-    note = "" if rows else "There are no rows to count in."
-    return Table(
-        id="counts", title="What should be 0", columns=("what", "how many", "in"), rows=rows, note=note
+    found = queries.table(
+        "select event, severity, count(*)::text, min(step) || if(max(step) > min(step), ' – ' || max(step), ''), "
+        "coalesce(arg_min(unrolled_pos, step)::text, ''), coalesce(arg_min(detail, step), '') from health "
+        "where severity <> 'info' group by event, severity "
+        f"order by severity, count(*) desc limit {_MOST_ROWS}"
     )
+    rows = zip(*(column.to_pylist() for column in found.columns), strict=True)
+    return [(*row[:-1], _cut(row[-1])) for row in rows]
 
 
-def _size(look: Look, event: str) -> int:
-    count = int(look.rows(f"select count(distinct step) as n from health where event = '{event}'")[0]["n"])
-    return max(1, -(-count // LINE_BUCKETS))
-
-
-def _note(look: Look, event: str) -> tuple[str, ...]:
-    size = _size(look, event)
-    return (
-        (f"Thinned: buckets of {size} traces, with mean, smallest and largest of each.",) if size > 1 else ()
-    )
-
-
-def _events(look: Look) -> Table:
-    found = []
-    if look.has("health"):
-        found = look.rows(
-            "select event, severity, count(*) as n, min(step) as first, max(step) as last, "
-            "arg_min(detail, step) as detail, arg_min(unrolled_pos, step) as pos from health "
-            "where severity <> 'info' group by event, severity order by severity, n desc limit 50"
-        )
-    rows = [
-        (
-            row["event"], row["severity"], str(row["n"]), _span(row["first"], row["last"]),
-            "" if row["pos"] is None else str(row["pos"]), _cut(row["detail"] or ""),
-        )
-        for row in found
-    ]  # fmt: skip
-    columns = ("event", "severity", "rows", "steps", "first at depth", "first detail")
-    return Table(
-        id="events",
-        title="Events",
-        columns=columns,
-        rows=rows,
-        note="" if rows else "No event: nothing was missing, lost or not finite.",
-    )
-
-
-def _problems(look: Look) -> Table:
-    rows = [(p.where, _cut(p.text)) for p in look.run.problems[:50]]
-    note = "" if rows else "Every file of the run was read and its checksum is right."
-    return Table(id="files", title="Files", columns=("file", "what is wrong"), rows=rows, note=note)
-
-
-def _missing(look: Look) -> Table:
+def _missing(queries: RunQueries) -> list[tuple[str, ...]]:
     """Columns that are null in every row, with the reason."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for table in ("loss", "router", "residual", "probe_loss"):
-        if not look.has(table):
-            continue
-        names = [c.name for c in look.run.reader.schema(table).columns if c.name not in _KEYS]
-        nulls = look.rows(f"select {', '.join(f'count({n}) as {n}' for n in names)} from {table}")[0]
-        empty = [name for name in names if nulls[name] == 0]
-        rows += [(table, name, ", ".join(look.reasons(table, name))) for name in empty]
-    note = "" if rows else "Every column has values."
-    return Table(
-        id="missing",
-        title="Columns without any value",
-        columns=("table", "column", "reason"),
-        rows=rows,
-        note=note,
-        folded=True,
-    )
+        names = [name for name in TABLES[table].names if name not in _KEYS] if queries.has(table) else []
+        # Most columns have a value in the first rows; the others are looked at in all of them.
+        for source in (f"(from {table} limit 1000)", table):
+            counts = ", ".join(f"count({name}) as {name}" for name in names)
+            found = queries.rows(f"select {counts} from {source}")[0] if names else {}
+            names = [name for name in names if not found[name]]
+        rows += [(table, name, ", ".join(queries.reasons(table, name))) for name in names]
+    return rows
 
 
-# Keys; and names of faults, which are null in a healthy row without anything missing.
-_KEYS = frozenset(
-    (
-        *("run_id", "attempt", "step", "rank", "world_size", "aggregation_scope", "tokens_seen", "elapsed_s"),
-        *("wall_time", "null_reasons", "block", "unrolled_pos", "loop_step", "layer_idx", "score_func"),
-        *("score_space", "nonfinite_fields"),
-    )
-)
-
-
-def _span(first: int, last: int) -> str:
-    return str(first) if first == last else f"{first} – {last}"
+def _table(
+    name: str, title: str, otherwise: str, columns: tuple[str, ...], rows: list[Any], *, folded: bool = False
+) -> Table:
+    """A table, or a note where it has no row."""
+    note = "" if rows else otherwise
+    return Table(id=name, title=title, columns=columns, rows=rows, note=note, folded=folded)
 
 
 def _cut(text: str, most: int = 300) -> str:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from loopscope.analysis.records import value
-from loopscope.report.chart import Chart, Data, Section
-from loopscope.report.kit import lines
-from loopscope.report.look import SERIES_BUCKETS, Look
+from loopscope.catalog.rows import evenly
+from loopscope.report.chart import Chart, Section
+from loopscope.report.queries import SERIES_BUCKETS, RunQueries
+from loopscope.report.widgets import line_data, lines
 
 _MOST_SERIES = 12
-_ONLY = {"residual": "block = 'loop'", "transition": "kind = 'step_boundary'"}
+# Table → which rows, and their columns of the loop step and the layer.
+_ROWS = {
+    "residual": ("block = 'loop'", "loop_step", "layer_idx"),
+    "transition": ("kind = 'step_boundary'", "to_loop_step", "to_layer_idx"),
+}
+# table, id, column, title, how to read it, unit, whether the axis begins at 0
 _CHARTS = (
     ("residual", "norm", "norm_mean", "Size of the hidden state", "Mean norm of the stack's output.", "norm", True),
     (
@@ -33,69 +37,46 @@ _CHARTS = (
 )  # fmt: skip
 
 
-def section(look: Look) -> Section:
+def section(queries: RunQueries) -> Section:
     """One chart per quantity, over training, a line per loop step, at the stack's last layer."""
-    charts = []
-    bounds = {"growth": look.settings.growth, "token_correlation": look.settings.token_correlation}
-    for table, name, column, title, text, unit, zero in _CHARTS:
-        if not look.has(table):
-            continue
-        found = _rows(look, table, column)
-        if found is None:
-            continue
-        rows, layer, note = found
-        charts.append(
-            Chart(
-                id=name,
-                title=title,
-                text=f"{text} At the stack's last layer ({layer})."
-                + (f" Dotted line: {bounds[name]:g}, the rule's bound." if name in bounds else ""),
-                spec=lines(
-                    y=unit,
-                    color="loop step",
-                    kind="ordinal",
-                    zero=zero,
-                    color_title="loop step",
-                    bound=bounds.get(name),
-                ),
-                data=Data.of(rows),
-                metrics=((table, column),),
-                scope=look.scope(table).words,
-                notes=(*note, *look.missing(table, (column,), _ONLY[table])),
-            )
-        )
+    charts = [chart for each in _CHARTS if (chart := _chart(queries, *each))]
     text = "" if charts else "No visit of a loop was traced."
     return Section(id="loop", nav="Loop", title="The loop", charts=charts, text=text)
 
 
-def _rows(look: Look, table: str, column: str) -> tuple[list[dict[str, Any]], int, tuple[str, ...]] | None:
-    where = look.scope(table).where
-    only = _ONLY[table]
-    step, layer = ("to_loop_step", "to_layer_idx") if table == "transition" else ("loop_step", "layer_idx")
-    last = value(look.run, f"select max({layer}) from {table} where {where} and {only}")
+def _chart(
+    queries: RunQueries, table: str, name: str, column: str, title: str, text: str, unit: str, zero: bool
+) -> Chart | None:
+    if not queries.has(table):
+        return None
+    only, step, layer = _ROWS[table]
+    last = value(queries.run, f"select max({layer}) from {queries.speaking(table, only)}")
     if last is None:
         return None
-    source = f"(select * from {table} where {where} and {only} and {layer} = {last})"
-    present = [row["s"] for row in look.rows(f"select distinct {step} as s from {source} order by s")]
-    shown = _some(present)
-    note = (
-        () if shown == present else (f"Loop steps {', '.join(map(str, shown))} of {len(present)} are drawn.",)
+    source = queries.speaking(table, f"{only} and {layer} = {last}")
+    present = queries.table(f"select distinct {step} as step from {source} order by all")["step"].to_pylist()
+    shown = evenly(present, _MOST_SERIES)
+    drawn = ", ".join(map(str, shown))
+    notes = () if shown == present else (f"Loop steps {drawn} of {len(present)} are drawn.",)
+    source = f"(from {source} where {step} in ({drawn}))"
+    rows, buckets = queries.thinned(source, SERIES_BUCKETS, [column], by=(step,))
+    bound = {"growth": queries.settings.growth, "token_correlation": queries.settings.token_correlation}.get(
+        name
     )
-    buckets = look.buckets(table, SERIES_BUCKETS)
-    chosen = f"(select * from {source} where {step} in ({', '.join(map(str, shown))}))"
-    rows = [
-        {
-            "step": row["step"], "loop step": row[step], "value": row[column], "low": row[f"{column}_min"],
-            "high": row[f"{column}_max"],
-        }
-        for row in look.thinned(chosen, [column], buckets.per_bucket, by=(step,))
-    ]  # fmt: skip
-    return rows, last, (*note, *((buckets.note,) if buckets.note else ()))
-
-
-def _some(steps: list[int]) -> list[int]:
-    """All loop steps, or evenly spread ones with the first and the last where they are many."""
-    if len(steps) <= _MOST_SERIES:
-        return steps
-    last = len(steps) - 1
-    return [steps[round(i * last / (_MOST_SERIES - 1))] for i in range(_MOST_SERIES)]
+    text += f" At the stack's last layer ({last})."
+    if bound is not None:
+        text += f" Dotted line: {bound:g}, the rule's bound."
+    return queries.chart(
+        table,
+        (column,),
+        buckets=buckets,
+        notes=notes,
+        only=only,
+        id=name,
+        title=title,
+        text=text,
+        spec=lines(
+            y=unit, color="loop step", kind="ordinal", zero=zero, color_title="loop step", bound=bound
+        ),
+        data=line_data(rows, column, "loop step", rows[step]),
+    )

@@ -2,97 +2,86 @@
 
 from __future__ import annotations
 
-from typing import Any
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from loopscope.report.chart import Chart, Data, Section
-from loopscope.report.kit import lines, matrix
-from loopscope.report.look import SERIES_BUCKETS, Look
+from loopscope.report.chart import Chart, Section
+from loopscope.report.queries import SERIES_BUCKETS, RunQueries
+from loopscope.report.widgets import line_data, lines, matrix
 
 _MOST_LAYERS = 24
+_TEXT = (
+    "Share of the chosen experts that two loop steps of one layer have in common, token by token. "
+    "Different layers are never compared: expert 3 of one layer is not expert 3 of another."
+)
+_METRICS = ("topk_overlap", "overlap_chance")
 
 
-def section(look: Look) -> Section:
+def section(queries: RunQueries) -> Section:
     """The overlap matrix of every physical layer at the last probe, and the overlap of neighbours over training."""
-    charts = [*_matrices(look), *_neighbours(look)]
-    text = (
-        "Share of the chosen experts that two loop steps of one layer have in common, token by token. "
-        "Different layers are never compared: their experts are strangers."
-    )
-    if not charts:
-        text = "No pair of loop steps of one layer was measured."
+    charts = [*_matrices(queries), *_neighbours(queries)]
+    text = _TEXT if charts else "No pair of loop steps of one layer was measured."
     return Section(
         id="overlap", nav="Overlap", title="Do loop steps choose the same experts?", charts=charts, text=text
     )
 
 
-def _matrices(look: Look) -> list[Chart]:
-    if not look.has("probe_overlap"):
+def _matrices(queries: RunQueries) -> list[Chart]:
+    if not queries.has("probe_overlap"):
         return []
-    scope = look.scope("probe_overlap")
-    rows = look.rows(
-        f"select * from probe_overlap where {scope.where} and step = (select max(step) from probe_overlap) "
-        "order by layer_idx, from_loop_step, to_loop_step"
-    )
-    layers: dict[int, list[dict[str, Any]]] = {}
-    for row in rows:
-        layers.setdefault(row["layer_idx"], []).append(row)
-    return [_matrix(layer, pairs, scope.words) for layer, pairs in list(layers.items())[:_MOST_LAYERS]]
+    # A pair counts in both directions. A loop step and itself are no pair; the diagonal stays empty.
+    rows = queries.table(f"""
+        with pairs as (
+            select step, corpus_name, layer_idx, from_loop_step as a, to_loop_step as b, topk_overlap as overlap,
+                overlap_chance
+            from probe_overlap where {queries.scope("probe_overlap").where}
+                and step = (select max(step) from probe_overlap) and a <> b)
+        select * from pairs union all select * replace (b as a, a as b) from pairs order by layer_idx, a, b""")
+    layers = sorted(rows["layer_idx"].unique().to_pylist())[:_MOST_LAYERS]
+    return [_matrix(queries, layer, rows.filter(pc.field("layer_idx") == layer)) for layer in layers]
 
 
-def _matrix(layer: int, pairs: list[dict[str, Any]], scope: str) -> Chart:
-    cells = {}
-    for pair in pairs:
-        a, b, overlap = pair["from_loop_step"], pair["to_loop_step"], pair["topk_overlap"]
-        cells[a, b] = cells[b, a] = overlap
-    steps = sorted({step for cell in cells for step in cell})
-    # A loop step and itself are no pair; the diagonal stays empty.
-    data = [{"a": a, "b": b, "overlap": overlap} for (a, b), overlap in sorted(cells.items()) if a != b]
-    chance = pairs[0]["overlap_chance"]
-    return Chart(
+def _matrix(queries: RunQueries, layer: int, pairs: pa.Table) -> Chart:
+    steps = len(pairs["a"].unique())
+    chance, corpus = pairs["overlap_chance"][0].as_py(), pairs["corpus_name"][0].as_py()
+    return queries.chart(
+        "probe_overlap",
+        _METRICS,
+        missing=(),
         id=f"overlap_layer_{layer}",
         title=f"Overlap of the loop steps' choices, layer {layer}",
-        text=f"At the probe after step {pairs[0]['step']}, on {pairs[0]['corpus_name'] or 'the corpus'}. "
+        text=f"At the probe after step {pairs['step'][0]}, on {corpus or 'the corpus'}. "
         f"By chance: {'unknown' if chance is None else f'{chance:.3g}'}. 1: the same experts.",
         spec=matrix(
             x="a", y="b", value="overlap", title="top-k overlap", x_title="loop step", y_title="loop step",
-            domain=[0, 1], labels=len(steps) <= 8, height=max(120, min(360, 34 * len(steps))),
+            domain=[0, 1], labels=steps <= 8, height=max(120, min(360, 34 * steps)),
         ),
-        data=Data.of(data),
-        metrics=(("probe_overlap", "topk_overlap"), ("probe_overlap", "overlap_chance")),
-        scope=scope,
+        data=pairs.select(("a", "b", "overlap")),
     )  # fmt: skip
 
 
-def _neighbours(look: Look) -> list[Chart]:
-    if not look.has("transition"):
+def _neighbours(queries: RunQueries) -> list[Chart]:
+    if not queries.has("transition"):
         return []
-    scope = look.scope("transition")
-    source = f"(select * from transition where {scope.where} and kind = 'step_boundary' and topk_overlap is not null)"
-    buckets = look.buckets("transition", SERIES_BUCKETS)
-    chance = look.rows(f"select min(overlap_chance) as low, max(overlap_chance) as high from {source}")[0]
-    rows = look.thinned(source, ["topk_overlap"], buckets.per_bucket, by=("to_layer_idx",))
-    if not rows:
+    source = queries.speaking("transition", "kind = 'step_boundary' and topk_overlap is not null")
+    rows, buckets = queries.thinned(source, SERIES_BUCKETS, ["topk_overlap"], by=("to_layer_idx",))
+    if not rows.num_rows:
         return []
-    data = [
-        {
-            "step": r["step"], "layer": r["to_layer_idx"], "value": r["topk_overlap"], "low": r["topk_overlap_min"],
-            "high": r["topk_overlap_max"],
-        }
-        for r in rows
-    ]  # fmt: skip
+    (chance,) = queries.rows(f"select min(overlap_chance) as low, max(overlap_chance) as high from {source}")
     bound = chance["low"] if chance["low"] == chance["high"] else None
     said = f" Dotted line: {bound:.3g}, what chance gives." if bound is not None else ""
     return [
-        Chart(
+        queries.chart(
+            "transition",
+            _METRICS,
+            buckets=buckets,
+            missing=(),
             id="overlap_training",
             title="Overlap of neighbouring loop steps over training",
             text=f"Training tokens; a line per layer is the mean over its loop steps, the band their range.{said}",
             spec=lines(
                 y="top-k overlap", color="layer", kind="ordinal", color_title="layer", bound=bound, zero=True
             ),
-            data=Data.of(data),
-            metrics=(("transition", "topk_overlap"), ("transition", "overlap_chance")),
-            scope=scope.words,
-            notes=(buckets.note,) if buckets.note else (),
+            data=line_data(rows, "topk_overlap", "layer", rows["to_layer_idx"]),
         )
     ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
-from loopscope.report.chart import Chart, Data, Section
-from loopscope.report.charts.maps import Map, maps
-from loopscope.report.kit import lines
-from loopscope.report.look import SERIES_BUCKETS, Look, quoted
+from loopscope.catalog.column import Column
+from loopscope.catalog.registry import TABLES
+from loopscope.report.chart import Chart, Section
+from loopscope.report.charts.router import maps
+from loopscope.report.queries import SERIES_BUCKETS, RunQueries, quoted
+from loopscope.report.widgets import line_data, lines
 
 _KINDS = {
     "all": ("Loss on the whole corpus", "Mean over all target tokens."),
@@ -22,67 +24,25 @@ _KINDS = {
         "How often the target came before after the same token: an induction head's gain.",
     ),
 }
-
-_MAPS = (
-    Map(
-        id="probe_load_entropy", column="load_entropy_ratio", title="Evenness of the load, on the corpus", least=0.8,
-        text="1: every expert gets its share. The text is the same at every probe, so that what changes is the model.",
-        most=1.0, cell="smallest",
-    ),
-    Map(
-        id="probe_margin", column="margin_p50", title="Margin of the choice (median), on the corpus", least=0.0,
-        text="Distance from the best to the last chosen expert's score. Near 0 the choice is arbitrary.",
-    ),
-)  # fmt: skip
+_MAPS = ("load_entropy_ratio", "margin_p50")
 # Names whose order is not the alphabet's.
 _STRATA = ("all", "low", "mid", "high")
 
 
-def section(look: Look) -> Section:
+def section(queries: RunQueries) -> Section:
     """One chart per kind of stratum, and maps of the routers over the same text."""
-    if not look.has("probe_loss"):
-        return Section(
-            id="probe",
-            nav="Probe",
-            title="Probe",
-            text="The run has no probe: there is no row of the table probe_loss.",
-        )
-    scope = look.scope("probe_loss")
-    buckets = look.buckets("probe_loss", SERIES_BUCKETS)
-    corpora = look.rows("select distinct corpus_name, corpus_hash from probe_loss")
-    charts = []
-    for row in look.rows(f"select distinct stratum_kind as kind from probe_loss where {scope.where}"):
-        kind = row["kind"]
-        title, text = _KINDS.get(kind, (f"Loss by {kind}", "Strata are fixed in the corpus' manifest."))
-        source = f"(select * from probe_loss where {scope.where} and stratum_kind = {quoted(kind)})"
-        by = ("stratum", "corpus_hash")
-        data = [
-            {
-                "step": r["step"], "value": r["loss_mean"], "low": r["loss_mean_min"], "high": r["loss_mean_max"],
-                "stratum": r["stratum"] if len(corpora) == 1 else f"{r['stratum']} ({r['corpus_hash'][:6]})",
-            }
-            for r in sorted(look.thinned(source, ["loss_mean"], buckets.per_bucket, by=by), key=_order)
-            if r["loss_mean"] is not None
-        ]  # fmt: skip
-        charts.append(
-            Chart(
-                id=f"probe_{kind}",
-                title=title,
-                text=text,
-                spec=lines(y="nats per token", color="stratum", points=True, band=buckets.per_bucket > 1),
-                data=Data.of(data),
-                metrics=(("probe_loss", "loss_mean"),),
-                scope=scope.words,
-                notes=(
-                    *((buckets.note,) if buckets.note else ()),
-                    *look.missing("probe_loss", ("loss_mean",), f"stratum_kind = {quoted(kind)}"),
-                ),
-            )
-        )
-    order = list(_KINDS)
-    charts.sort(key=lambda c: order.index(c.id[6:]) if c.id[6:] in order else len(order))
-    if look.has("probe_router"):
-        charts += maps(look, "probe_router", _MAPS)
+    if not queries.has("probe_loss"):
+        text = "The run has no probe: there is no row of the table probe_loss."
+        return Section(id="probe", nav="Probe", title="Probe", text=text)
+    corpora = queries.rows("select distinct corpus_name, corpus_hash from probe_loss")
+    found = queries.rows(
+        f"select distinct stratum_kind as kind from {queries.speaking('probe_loss')} order by all"
+    )
+    kinds = sorted((row["kind"] for row in found), key=lambda kind: (*_KINDS, kind).index(kind))
+    charts = [_chart(queries, kind, several=len(corpora) > 1) for kind in kinds]
+    charts += maps(
+        queries, "probe_router", [_on_the_corpus(TABLES["probe_router"].by_name[name]) for name in _MAPS]
+    )
     named = ", ".join(f"{c['corpus_name'] or 'unnamed'} ({(c['corpus_hash'] or '?')[:12]})" for c in corpora)
     text = f"Corpus: {named}. Step 0 is the initialisation; the values of step s belong to the parameters after it."
     if len(corpora) > 1:
@@ -90,6 +50,34 @@ def section(look: Look) -> Section:
     return Section(id="probe", nav="Probe", title="The fixed probe", charts=charts, text=text)
 
 
-def _order(row: dict[str, Any]) -> tuple[int, str, int]:
-    name = str(row["stratum"])
-    return (_STRATA.index(name) if name in _STRATA else len(_STRATA), name, row["step"])
+def _chart(queries: RunQueries, kind: str, *, several: bool) -> Chart:
+    title, text = _KINDS.get(kind, (f"Loss by {kind}", "Strata are fixed in the corpus' manifest."))
+    only = f"stratum_kind = {quoted(kind)}"
+    name = "stratum || ' (' || left(corpus_hash, 6) || ')'" if several else "stratum"
+    place = f"coalesce(list_position({list(_STRATA)}, stratum), 99)"
+    source = f"(select *, {name} as line, {place} as place from {queries.speaking('probe_loss', only)})"
+    rows, buckets = queries.thinned(source, SERIES_BUCKETS, ["loss_mean"], by=("place", "stratum", "line"))
+    rows = rows.sort_by([(key, "ascending") for key in ("place", "stratum", "step", "line")])
+    return queries.chart(
+        "probe_loss",
+        ("loss_mean",),
+        buckets=buckets,
+        only=only,
+        id=f"probe_{kind}",
+        title=title,
+        text=text,
+        spec=lines(y="nats per token", color="stratum", points=True, band=buckets.size > 1),
+        data=line_data(rows, "loss_mean", "stratum", rows["line"], known=True),
+    )
+
+
+def _on_the_corpus(column: Column) -> Column:
+    """The column with the router's picture, for the chart over the fixed text."""
+    assert column.picture is not None
+    picture = replace(
+        column.picture,
+        id=f"probe_{column.picture.id}",
+        title=f"{column.picture.title}, on the corpus",
+        text=f"{column.picture.text} The text is the same at every probe, so that what changes is the model.",
+    )
+    return replace(column, picture=picture)

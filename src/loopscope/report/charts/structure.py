@@ -4,108 +4,83 @@ from __future__ import annotations
 
 from typing import Any
 
-from loopscope.report.chart import Chart, Data
-from loopscope.report.charts.maps import Map, maps
-from loopscope.report.kit import matrix
-from loopscope.report.look import Look, visit_label
+import pyarrow as pa
+import pyarrow.compute as pc
 
-_KINDS = {"domain": "domain {}", "vocabulary": "vocabulary", "coactivation": "co-activation"}
-_SATURATION = Map(
-    id="saturation", column="saturation", title="Choices that stayed since the deep probe before", least=0.0, most=1.0,
-    text="Share of a token's experts that are the same. Towards 1 routing no longer changes; chance gives k/E.",
-)  # fmt: skip
+from loopscope.catalog.registry import TABLES
+from loopscope.report.chart import Chart
+from loopscope.report.charts.router import maps
+from loopscope.report.queries import RunQueries
+from loopscope.report.widgets import matrix
 
 
-def structure(look: Look) -> list[Chart]:
+def structure(queries: RunQueries) -> list[Chart]:
     """At the last deep probe, and saturation over all of them."""
-    return [*_margins(look), *_specialisation(look), *_saturation(look)]
+    saturation = maps(queries, "probe_saturation", TABLES["probe_saturation"].columns)
+    return [*_margins(queries), *_specialisation(queries), *saturation]
 
 
-def _margins(look: Look) -> list[Chart]:
-    if not look.has("probe_margin"):
-        return []
-    rows = last_visits(
-        look, "probe_margin", "quantity, rho_cal, rho_cal_low, rho_cal_high, cell, calibrated, shuffle_scope"
+def _margins(queries: RunQueries) -> list[Chart]:
+    rows = queries.last_visits(
+        "probe_margin",
+        "replace(quantity, '_', ' ') as quantity, rho_cal as rho, rho_cal_low as low, rho_cal_high as high, "
+        "coalesce(cell, 'not known') as reading, cell, calibrated, shuffle_scope",
     )
-    data = [
-        {
-            "visit": visit_label(r), "quantity": str(r["quantity"]).replace("_", " "), "rho": r["rho_cal"],
-            "low": r["rho_cal_low"], "high": r["rho_cal_high"], "reading": str(r["cell"] or "not known"),
-        }
-        for r in rows if r["rho_cal"] is not None
-    ]  # fmt: skip
-    bounded = " Scores here are bounded, so that 1 is not what chance gives." if any(
-        r["calibrated"] is False for r in rows
-    ) else ""  # fmt: skip
-    cells = ", ".join(sorted({str(r["cell"]) for r in rows if r["cell"]}))
+    if not rows.num_rows:
+        return []
+    bounded = pc.any(pc.equal(rows["calibrated"], False)).as_py()
+    said = " Scores here are bounded, so that 1 is not what chance gives." if bounded else ""
+    cells = ", ".join(sorted(filter(None, rows["cell"].unique().to_pylist())))
+    data = rows.select(("visit", "quantity", "rho", "low", "high", "reading")).filter(rows["rho"].is_valid())
     return [
-        Chart(
+        queries.chart(
+            "probe_margin",
+            ("rho_cal",),
             id="margin_null",
             title="Margin against a null without structure",
-            text=f"At the probe after step {rows[0]['step']}, shuffled within: {rows[0]['shuffle_scope']}. 1: as by "
-            f"chance, above it the choice has structure.{bounded} Read as: {cells or 'not known'}.",
+            text=f"At the probe after step {rows['step'][0]}, shuffled within: {rows['shuffle_scope'][0]}. 1: as by "
+            f"chance, above it the choice has structure.{said} Read as: {cells or 'not known'}.",
             spec=_by_visit(
                 data, "quantity", "rho", "ρ calibrated", extra=("low", "high"), names=("reading",)
             ),
-            data=Data.of(data),
-            metrics=(("probe_margin", "rho_cal"),),
-            scope=look.scope("probe_margin").words,
-            notes=look.missing("probe_margin", ("rho_cal",)),
+            data=data,
         )
     ]
 
 
-def _specialisation(look: Look) -> list[Chart]:
-    if not look.has("probe_specialisation"):
+def _specialisation(queries: RunQueries) -> list[Chart]:
+    rows = queries.last_visits(
+        "probe_specialisation",
+        "case kind when 'domain' then 'domain ' || stratum when 'vocabulary' then kind "
+        "when 'coactivation' then 'co-activation' else kind || ' ' || stratum end as of, "
+        "value, nullif(chance, 0) as chance",
+    )
+    if not rows.num_rows:
         return []
-    rows = last_visits(look, "probe_specialisation", "kind, stratum, value, chance")
-    data = [
-        {
-            "visit": visit_label(r), "of": _KINDS.get(r["kind"], f"{r['kind']} {{}}").format(r["stratum"]),
-            "times": r["value"] / r["chance"], "value": r["value"], "chance": r["chance"],
-        }
-        for r in rows if r["value"] is not None and r["chance"]
-    ]  # fmt: skip
+    rows = rows.append_column("times", pc.divide(rows["value"], rows["chance"]))
+    data = rows.select(("visit", "of", "times", "value", "chance")).filter(rows["times"].is_valid())
     return [
-        Chart(
+        queries.chart(
+            "probe_specialisation",
+            ("value", "chance"),
+            missing=("value",),
             id="specialisation",
             title="What experts are chosen for, in units of chance",
-            text=f"At the probe after step {rows[0]['step']}. Domain: the share of its tokens that go to its favourite "
+            text=f"At the probe after step {rows['step'][0]}. Domain: the share of its tokens that go to its favourite "
             "expert. Vocabulary: the same per word. Co-activation: how often two experts are chosen together. "
             "1: no more than by chance.",
             spec=_by_visit(data, "of", "times", "value / chance", extra=("value", "chance")),
-            data=Data.of(data),
-            metrics=(("probe_specialisation", "value"), ("probe_specialisation", "chance")),
-            scope=look.scope("probe_specialisation").words,
-            notes=look.missing("probe_specialisation", ("value",)),
+            data=data,
         )
     ]
 
 
-def _saturation(look: Look) -> list[Chart]:
-    return maps(look, "probe_saturation", (_SATURATION,)) if look.has("probe_saturation") else []
-
-
-def _by_visit(data: list[dict[str, Any]], x: str, value: str, title: str, **more: Any) -> Any:
+def _by_visit(data: pa.Table, x: str, value: str, title: str, **more: Any) -> Any:
     """Depth from the top down, as in every map; grey is 1."""
-    lows, highs = (
-        min((row[value] for row in data), default=0.0),
-        max((row[value] for row in data), default=2.0),
-    )
+    found = pc.min_max(data[value]).as_py() if data.num_rows else {"min": 0.0, "max": 2.0}
     # Near 1 as far to either side, so that a shade means the same; nothing is below 0.
-    furthest = max(highs - 1, 1 - lows, 0.1)
-    visits = len({row["visit"] for row in data})
+    furthest = max(found["max"] - 1, 1 - found["min"], 0.1)
     return matrix(
         x=x, y="visit", value=value, title=title, middle=1, domain=[max(0.0, 1 - furthest), 1 + furthest], x_title="",
-        y_title="", labels=True, ordered=True, height=max(80, 20 * visits), **more,
+        y_title="", labels=True, ordered=True, height=max(80, 20 * len(data["visit"].unique())), **more,
     )  # fmt: skip
-
-
-def last_visits(look: Look, table: str, columns: str) -> list[dict[str, Any]]:
-    """Rows of the last probe in the order of depth, with b, r, l."""
-    visits = look.visits(table)
-    where = look.scope(table).where
-    return look.rows(
-        f"select step, b, r, l, {columns} from {visits} "
-        f"where step = (select max(step) from {table} where {where}) order by b, r, l"
-    )

@@ -1,4 +1,4 @@
-"""One run's part of the page: findings, facts, sections."""
+"""One run's page: findings, facts, sections."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from loopscope.analysis.health_findings import Finding, Findings, findings
 from loopscope.report.chart import Section
 from loopscope.report.charts import SECTIONS
 from loopscope.report.checks import Check, checks, tally
-from loopscope.report.facts import facts
-from loopscope.report.look import Look
+from loopscope.report.columnar import columnar
+from loopscope.report.queries import RunQueries
+from loopscope.report.run_info import run_info
 
 HEADLINES = {
     "critical": "Something is wrong",
@@ -34,21 +35,19 @@ _SECTION_OF = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class RunPage:
     """Everything that the page says of one run."""
 
     key: str
     """Prefix of its identifiers in the page."""
     name: str
-    """The run's name, or its folder's; text of strangers."""
-    facts: list[tuple[str, str]]
+    """The run's name, or its folder's; anybody may have chosen it."""
+    info: list[tuple[str, str]]
+    """What the run is: names and texts."""
     findings: Findings
     sections: list[Section]
     checks: list[Check]
     """What was checked, healthy or not."""
-
-    window: int = 0
-    """Traces behind a value of the checks."""
 
     @property
     def tally(self) -> str:
@@ -61,25 +60,15 @@ class Part:
         return self.findings.state
 
     @property
-    def named(self) -> list[str]:
-        """What lasts, by its title."""
-        return [finding.title for finding in self.findings.found if not finding.over]
-
-    @property
     def headline(self) -> str:
         """The first sentence."""
         return HEADLINES[self.state]
-
-    def anchor(self, finding: Finding) -> str:
-        """Where a finding's picture is."""
-        return self.place(finding.chart)
 
     def place(self, chart: str) -> str:
         """Where a chart or table is; its section where this run has none."""
         shown = {each.id for section in self.sections for each in section.charts}
         shown |= {each.id for section in self.sections for each in section.tables}
-        target = chart if chart in shown else _SECTION_OF.get(chart, "s-health")
-        return f"{self.key}-{target}"
+        return f"{self.key}-{chart if chart in shown else _SECTION_OF.get(chart, 's-health')}"
 
     def rule(self, finding: Finding) -> Rule:
         """The finding's rule, for its reason and the bound that the run was judged by."""
@@ -96,26 +85,25 @@ def shown_name(name: str) -> str:
     return clean if len(clean) <= _MOST_NAME else clean[: _MOST_NAME - 1] + "…"
 
 
-def part_of(run: Run, key: str, bounds: Bounds = None) -> Part:
-    """Read a run once, and put its part together; judged by its own bounds where no others are given."""
+def read_run_page(run: Run, key: str, bounds: Bounds = None) -> RunPage:
+    """Read a run once, and put its page together; judged by its own bounds where no others are given."""
     found = findings(run, bounds)
-    look = Look(run, found.settings)
-    return Part(
+    queries = RunQueries(run, found.settings)
+    return RunPage(
         key=key,
         name=shown_name(run.manifest.run_name or run.path.name),
-        facts=facts(look),
+        info=run_info(queries),
         findings=found,
-        sections=[module.section(look) for module in SECTIONS],
-        checks=checks(look, found) if found.judged else [],
-        window=found.settings.sustain,
+        sections=[section(queries) for section in SECTIONS],
+        checks=checks(queries, found) if found.judged else [],
     )
 
 
-def plain_charts(part: Part) -> dict[str, Any]:
-    """Identifier → specification and data, as the page's script reads them."""
+def chart_json(page: RunPage) -> dict[str, Any]:
+    """Identifier → specification and columns, as the page's script reads them."""
     return {
-        f"{part.key}-{chart.id}": {"spec": chart.spec, "data": chart.data.plain()}
-        for section in part.sections
+        f"{page.key}-{chart.id}": {"spec": chart.spec, "data": columnar(chart.data)}
+        for section in page.sections
         for chart in section.charts
-        if chart.data.rows
+        if chart.data.num_rows
     }
