@@ -41,8 +41,7 @@ class CorpusVerb:
             ConfigError: an argument is missing or wrong.
         """
         if self.action == "list":
-            for name in available_corpora():
-                print(name)
+            print(*available_corpora(), sep="\n")
             return 0
         if not self.corpus:
             raise ConfigError(

@@ -67,9 +67,7 @@ class Diff:
             settings = settings_between(a, b)
             found = {by: differences(a, b, window, by) for by in get_args(By)}
             apart = corpora_apart(a, b, window)
-        console.print(f"A: {_named(a)}", markup=False)
-        console.print(f"B: {_named(b)}", markup=False)
-        console.print()
+        console.print(f"A: {_named(a)}\nB: {_named(b)}\n", markup=False)
         if settings:
             columns = ("setting", "A", "B")
             table = make_table(columns, [(one.name, one.a, one.b) for one in settings], left=columns)

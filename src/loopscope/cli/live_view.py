@@ -25,6 +25,7 @@ from loopscope.cli.sections.rows import (
 )
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
+_STYLES = {"critical": "bold red", "warn": "yellow", "early": "dim"}
 _POINTS = 48
 _NARROW = 70
 """Columns below which a view leaves some of its own out: a number that is folded is another number."""
@@ -33,9 +34,13 @@ _NARROW = 70
 def view(run: Run, settings: Bounds = None, *, width: int = 100) -> Group:
     """Head, alerts, losses, the loop, worst visits, in `width` columns."""
     narrow = width < _NARROW
-    losses = _losses(run, _points(width, 26))
-    loop = _loop(run, _points(width, 27 if narrow else 56), narrow=narrow)
-    parts = [_head(run), _alerts(run, settings), losses, loop, _worst(run, narrow=narrow)]
+    parts = [
+        _head(run),
+        _alerts(run, settings),
+        _losses(run, _points(width, 26)),
+        _loop(run, _points(width, 27 if narrow else 56), narrow=narrow),
+        _worst(run, narrow=narrow),
+    ]
     return Group(*(line for part in parts if part for line in [*part, Text("")]))
 
 
@@ -57,8 +62,9 @@ def sparkline(values: Sequence[float | None]) -> str:
     if not known:
         return " " * len(values)
     low, span = min(known), (max(known) - min(known)) or 1.0
-    top = len(_BLOCKS) - 1
-    return "".join(" " if v is None else _BLOCKS[int((v - low) / span * top + 0.5)] for v in values)
+    return "".join(
+        " " if v is None else _BLOCKS[int((v - low) / span * (len(_BLOCKS) - 1) + 0.5)] for v in values
+    )
 
 
 def _head(run: Run) -> list[RenderableType]:
@@ -105,15 +111,14 @@ def _loop(run: Run, points: int, *, narrow: bool) -> list[RenderableType]:
     )  # fmt: skip
     if not rows:
         return []
-    names = {"delta": "delta", "growth": "growth"}
-    if not narrow:
-        names = {"delta": "relative delta", "growth": "growth", "cosine": "cosine"}
+    delta = "delta" if narrow else "relative delta"
+    names = {"delta": delta, "growth": "growth"} | ({} if narrow else {"cosine": "cosine"})
     by_step = {step: [row for row in rows if row["r"] == step] for step in sorted({row["r"] for row in rows})}
     cells = [
         (f"{step - 1} → {step}", *(of[-1][name] for name in names), sparkline([row["delta"] for row in of]))
         for step, of in by_step.items()
     ]
-    columns = ["step" if narrow else "loop step", *names.values(), f"{names['delta']} over traces"]
+    columns = ["step" if narrow else "loop step", *names.values(), f"{delta} over traces"]
     table = make_table(columns, cells, left=columns[-1:])
     title = f"The loop, mean over its layers' own values{scope_note(run, 'transition')}"
     return [*titled(title, table), gauges_line(run, "transition", "residual")]
@@ -136,16 +141,13 @@ def _worst(run: Run, *, narrow: bool) -> list[RenderableType]:
 
 def _alerts(run: Run, bounds: Bounds) -> list[RenderableType]:
     result = findings(run, bounds)
-    lines: list[RenderableType] = [Text("Alerts", style="bold")]
-    for found in result.found:
-        style = {"critical": "bold red", "warn": "yellow", "early": "dim"}[found.severity]
-        mark = "over" if found.over else found.severity
-        lines.append(
-            Text(plain(f"{mark}: {found.title}. {found.text}"), style="dim" if found.over else style)
-        )
-    if not result.found:
-        lines.append(Text("none" + (f". {result.judged}" if result.state == "young" else ""), style="dim"))
-    return lines
+    marks = [("over", "dim") if f.over else (f.severity, _STYLES[f.severity]) for f in result.found]
+    lines = [
+        Text(plain(f"{mark}: {found.title}. {found.text}"), style=style)
+        for found, (mark, style) in zip(result.found, marks, strict=True)
+    ]
+    none = Text("none" + (f". {result.judged}" if result.state == "young" else ""), style="dim")
+    return [Text("Alerts", style="bold"), *(lines or [none])]
 
 
 def _thin(values: Sequence[float | None], points: int) -> list[float | None]:

@@ -69,16 +69,18 @@ class Probe:
             ConfigError: the question was wrong.
             ProbeError: a checkpoint is incomplete or of another architecture.
         """
-        asked = [self.checkpoint, self.series, self.compare]
-        if sum(one is not None for one in asked) != 1:
+        if [self.checkpoint, self.series, self.compare].count(None) != 2:
             raise ConfigError("expected one of CHECKPOINT, --series DIR and --compare A B")
         check_least(self, seq_len=2, batch_size=1)
         from loopscope.models import cpu_compat
 
         cpu_compat.enable()
-        if self.compare is not None:
-            return self._compare(*self.compare)
-        return self._probe()
+        if self.compare is None:
+            return self._probe()
+        from loopscope.integrations.torchtitan.offline_compare import compare_checkpoints
+
+        _show(compare_checkpoints(*self.compare, self._settings()), *self.compare)
+        return 0
 
     def _settings(self) -> OfflineSettings:
         from loopscope.integrations.torchtitan.offline import OfflineSettings
@@ -138,15 +140,8 @@ class Probe:
             bar = progress.add_task("probing", total=len(whole))
             steps = probe_checkpoints(whole, out, settings, progress=lambda step: progress.advance(bar))
         skipped = len(whole) - len(steps)
-        print(f"probed {len(steps)} checkpoint(s), {skipped} were done before, {refused} refused")
-        print(out)
+        print(f"probed {len(steps)} checkpoint(s), {skipped} were done before, {refused} refused\n{out}")
         return 1 if refused else 0
-
-    def _compare(self, first: Path, second: Path) -> int:
-        from loopscope.integrations.torchtitan.offline_compare import compare_checkpoints
-
-        _show(compare_checkpoints(first, second, self._settings()), first, second)
-        return 0
 
 
 def _show(found: Comparison, first: Path, second: Path) -> None:
@@ -165,13 +160,13 @@ def _show(found: Comparison, first: Path, second: Path) -> None:
         for label, change in zip(labels, found.visits, strict=True)
     ]
     columns = ["pos", "visit", "choice changed", "entropy, nats", "norm, relative", "reading"]
-    console.print(f"{first} → {second}", markup=False)
     together = (
         f"; mean [interval, documents resampled]; the table's {found.num_intervals} intervals hold together with 95%"
         if found.num_intervals
         else ""
     )
     console.print(
+        f"{first} → {second}\n"
         f"corpus {found.corpus_name} {found.corpus_hash[:12]}, {found.num_documents} documents{together}",
         markup=False,
     )
@@ -190,12 +185,9 @@ def _cell(interval: Interval | None) -> str:
         return MISSING
     if not math.isfinite(interval.mean):
         return "not finite"
-    if not interval.known:
-        return f"{interval.mean:.2g} (no interval)"
-    return f"{interval.mean:.2g} [{interval.low:.2g}, {interval.high:.2g}]"
+    bounds = f"[{interval.low:.2g}, {interval.high:.2g}]" if interval.known else "(no interval)"
+    return f"{interval.mean:.2g} {bounds}"
 
 
 def _reading(found: Interval | VisitChange) -> str:
-    if found.meaningful:
-        return "changed"
-    return "no meaningful difference" if found.known else "not known"
+    return "changed" if found.meaningful else "no meaningful difference" if found.known else "not known"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
 from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers
@@ -21,19 +20,17 @@ _HEADERS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Access:
-    """Without a token only requests that name this machine are answered, which keeps other sites' pages out."""
-
-    token: str | None = None
-    """Asked for in `Authorization: Bearer`, or once as ?token=, which becomes a cookie."""
-
-
 class Guard:
-    """ASGI middleware: checks the host or the token, and adds the headers that every answer has."""
+    """ASGI middleware: checks the host or the token, and adds the headers that every answer has.
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
-        self._app, self._access = app, access
+    Args:
+        app: answers.
+        token: asked for in `Authorization: Bearer`, or once as ?token=, which becomes a cookie. Without one only
+            requests that name this machine are answered, which keeps other sites' pages out.
+    """
+
+    def __init__(self, app: ASGIApp, token: str | None) -> None:
+        self._app, self._token = app, token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or hand on."""
@@ -49,12 +46,11 @@ class Guard:
                 ]  # fmt: skip
             await send(message)
 
-        refusal = self._refusal(scope)
-        await (refusal or self._app)(scope, receive, with_headers)
+        await (self._refusal(scope) or self._app)(scope, receive, with_headers)
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
-        token = self._access.token
+        token = self._token
         if token is None:
             host = headers.get("host", "")
             name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host

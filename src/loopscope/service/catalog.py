@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import threading
 import time
@@ -80,19 +81,16 @@ class Catalog:
         return self._entries.get(key)
 
     def _look(self) -> None:
-        found: list[CatalogEntry] = []
+        manifests = list(itertools.islice(_manifests(self.root), _MOST + 1))
+        self.truncated = len(manifests) > _MOST
         seen: dict[Path, tuple[int, int, CatalogEntry]] = {}
-        self.truncated = False
-        for path, stat in _manifests(self.root):
-            if len(found) >= _MOST:
-                self.truncated = True
-                break
+        for path, stat in manifests[:_MOST]:
             sign = (stat.st_mtime_ns, stat.st_size)
             known = self._seen.get(path)
             entry = known[2] if known is not None and known[:2] == sign else self._entry(path.parent)
             seen[path] = (*sign, entry)
-            found.append(entry)
         self._seen = seen
+        found = [entry for *_, entry in seen.values()]
         found.sort(key=lambda e: (e.created is not None, e.created and e.created.timestamp()), reverse=True)
         self._entries = {entry.key: entry for entry in found}
 

@@ -51,8 +51,5 @@ def _head(name: str, said: str) -> list[str]:
 
 
 def _labels(entry: CatalogEntry) -> str:
-    return f'run="{_escaped(entry.name[:_MOST_NAME])}",key="{entry.key}"'
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    name = entry.name[:_MOST_NAME].replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'run="{name}",key="{entry.key}"'

@@ -35,15 +35,15 @@ def rows(run: Run, table: str, query: Mapping[str, str]) -> dict[str, Any]:
     if len(columns) > MOST_COLUMNS:
         raise ConfigError(f"got {len(columns)} columns, expected {MOST_COLUMNS} at most; ask twice")
     limit = number(query, "limit", 1000, 1, MOST_ROWS)
-    where = "true"
-    if "step" in known:
-        where = f"step between {number(query, 'from', 0)} and {number(query, 'to', 2**62)}"
-    if table not in run.tables:
-        return {"table": table, "columns": columns, "rows": [], "truncated": False}
-    order = "step" if "step" in known else "attempt"
+    chosen = (
+        f"where step between {number(query, 'from', 0)} and {number(query, 'to', 2**62)} order by step"
+        if "step" in known
+        else "order by attempt"
+    )
     names = ", ".join(f'"{name}"' for name in columns)
-    text = f"select {names} from {table} where {where} order by {order} limit {limit + 1}"
-    found = [[_plain(row[name]) for name in columns] for row in records(run, text)]
+    text = f"select {names} from {table} {chosen} limit {limit + 1}"
+    there = records(run, text) if table in run.tables else ()
+    found = [[_plain(row[name]) for name in columns] for row in there]
     return {"table": table, "columns": columns, "rows": found[:limit], "truncated": len(found) > limit}
 
 
@@ -56,10 +56,10 @@ def number(query: Mapping[str, str], name: str, default: int, least: int = 0, mo
     text = query.get(name)
     if text is None:
         return default
-    number = whole_number(text)
-    if number is None or not least <= number <= most:
+    found = whole_number(text)
+    if found is None or not least <= found <= most:
         raise ConfigError(f"{name} is {text[:40]!r}, expected an integer from {least} to {most}")
-    return number
+    return found
 
 
 def whole_number(text: str) -> int | None:

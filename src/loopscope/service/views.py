@@ -52,9 +52,9 @@ class CachedViews:
     async def comparison(self, entries: Sequence[CatalogEntry], by: Axis, nonce: str) -> str:
         """The page that compares runs."""
         keys = [entry.key for entry in entries]
-        live = "/api/compare/version?" + urlencode([("run", key) for key in keys])
 
         def make() -> str:
+            live = "/api/compare/version?" + urlencode([("run", key) for key in keys])
             part = comparison([open_run(e.path) for e in entries], [shown_name(e.name) for e in entries], by)
             return render([], part, "", live=live, nonce=self._nonce)
 
@@ -138,12 +138,14 @@ def headline(run: Run, bounds: Bounds = None) -> dict[str, Any]:
     if found["wall_time"] is not None:
         found["wall_time"] = found["wall_time"].isoformat()
     last = last_values(run)
-    found |= {GAUGES[key].name: at.value for key, at in last.items()}
-    found["skipped"] = {GAUGES[key].name: at.skipped for key, at in last.items() if at.skipped}
     result = findings(run, bounds)
-    found["health"] = result.state
-    found["findings"] = [
-        {"rule": f.rule, "severity": f.severity, "over": f.over, "title": f.title, "text": f.text}
-        for f in result.found
-    ]
-    return found
+    return {
+        **found,
+        **{GAUGES[key].name: at.value for key, at in last.items()},
+        "skipped": {GAUGES[key].name: at.skipped for key, at in last.items() if at.skipped},
+        "health": result.state,
+        "findings": [
+            {"rule": f.rule, "severity": f.severity, "over": f.over, "title": f.title, "text": f.text}
+            for f in result.found
+        ],
+    }

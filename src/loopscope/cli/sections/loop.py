@@ -38,10 +38,8 @@ def section(run: Run) -> list[RenderableType]:
         ]
         cells += [("",)] * bool(cells) + [(step, *pairs[0]), *(("", *pair) for pair in pairs[1:])]
     table = make_table(["step", "loop step", *columns.values()], cells, digits=3)
-    layers = max(row["layers"] for row in found)
-    title = (
-        f"Loop convergence, one pass to the next (mean of {layers} layer(s){scope_note(run, 'transition')})"
-    )
+    layers = f"{max(row['layers'] for row in found)} layer(s){scope_note(run, 'transition')}"
+    title = f"Loop convergence, one pass to the next (mean of {layers})"
     return [
         *titled(title, table),
         *missing_note(found, list(columns)),

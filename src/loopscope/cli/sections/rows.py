@@ -55,10 +55,11 @@ def label(row: Row) -> str:
 
 def gauges_line(run: Run, *tables: str) -> Text:
     """The gauges of tables at their last step, by the keys that trackers know."""
-    found = []
-    for key, last in last_values(run, *tables).items():
-        without = f" ({last.skipped} rows without a value left out)" if last.skipped else ""
-        found.append(f"{key} {number(last.value)}{without}")
+    found = [
+        f"{key} {number(last.value)}"
+        + (f" ({last.skipped} rows without a value left out)" if last.skipped else "")
+        for key, last in last_values(run, *tables).items()
+    ]
     return Text("at the last step: " + ", ".join(found), style="dim")
 
 
