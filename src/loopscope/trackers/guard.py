@@ -6,13 +6,13 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Literal
 
 from loopscope.alerts import AlertNotice
 from loopscope.collect.faults import describe
+from loopscope.trackers.assembly import CORE_KEYS
 from loopscope.trackers.budget import KeyBudget
 from loopscope.trackers.protocol import StepValues, Tracker
-from loopscope.trackers.scalars import CORE_KEYS
 
 _log = logging.getLogger("loopscope.trackers")
 
@@ -27,12 +27,8 @@ BUSY_SECONDS = 1.0
 Event = Literal["tracker_started", "tracker_failed", "tracker_keys"]
 
 
-class Tell(Protocol):
-    """Writes a health row about a tracker."""
-
-    def __call__(self, event: Event, detail: str, count: int | None = None) -> None:
-        """`detail` begins with the tracker's name."""
-        ...
+Tell = Callable[[Event, str, int | None], None]
+"""Writes a health row about a tracker: event, detail (which begins with the tracker's name), count."""
 
 
 class GuardedTracker:
@@ -83,10 +79,7 @@ class GuardedTracker:
         except Exception as error:
             if self._on_error == "raise":
                 raise
-            self._say(
-                "tracker_failed",
-                f"did not start, and is off: {describe(error)}",
-            )
+            self._say("tracker_failed", f"did not start, and is off: {describe(error)}")
             return
         self.is_on = True
         self._say("tracker_started", self._tracker.where)
@@ -102,8 +95,10 @@ class GuardedTracker:
         try:
             self._hand_over(self._tracker, values)
             self._in_a_row = 0
-        except Exception as error:  # noqa: BLE001  (raised again where that was asked for)
+        except Exception as error:
             self.missed += 1
+            if self._on_error == "raise":
+                raise
             self._failed(error)
 
     def alert(self, notice: AlertNotice) -> None:
@@ -157,8 +152,6 @@ class GuardedTracker:
             self._lock.release()
 
     def _failed(self, error: Exception) -> None:
-        if self._on_error == "raise":
-            raise error
         self._failures += 1
         self._in_a_row += 1
         if self._in_a_row >= MAX_FAILURES:

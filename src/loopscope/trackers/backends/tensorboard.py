@@ -98,6 +98,4 @@ def markdown(table: VisitTable) -> str:
 
 
 def _cell(value: Cell) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
