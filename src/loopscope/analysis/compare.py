@@ -76,11 +76,12 @@ def settings_between(a: Sequence[Run], b: Sequence[Run]) -> list[Setting]:
 
 def window_of(runs: Sequence[Run], share: float = 0.2) -> tuple[int, int] | None:
     """First and last step of the last `share` of the steps that all runs have; None where a run has none."""
-    lasts = [value(run, "select max(step) from loss") if "loss" in run.tables else None for run in runs]
-    known = [int(last) for last in lasts if last is not None]
-    if not known or len(known) < len(lasts):
+    lasts: list[Any] = [
+        value(run, "select max(step) from loss") if "loss" in run.tables else None for run in runs
+    ]
+    if not lasts or None in lasts:
         return None
-    end = min(known)
+    end = int(min(lasts))
     return max(1, math.floor(end * (1 - share)) + 1), end
 
 
@@ -137,8 +138,7 @@ def _beyond(
     (mean_a, mean_b), (spread_a, spread_b) = means, spreads
     if mean_a is None or mean_b is None or spread_a is None or spread_b is None:
         return None
-    error = math.sqrt(spread_a**2 / len(values[0]) + spread_b**2 / len(values[1]))
-    return abs(mean_b - mean_a) > 2 * error
+    return abs(mean_b - mean_a) > 2 * math.sqrt(spread_a**2 / len(values[0]) + spread_b**2 / len(values[1]))
 
 
 def _means(run: Run, window: tuple[int, int], by: By) -> dict[tuple[str, str, str], float | None]:
@@ -182,8 +182,5 @@ def _leaves(name: str, given: Any) -> Iterator[tuple[str, str]]:
     elif isinstance(given, list) and given and all(isinstance(item, Mapping) for item in given):
         for index, inner in enumerate(given):
             yield from _leaves(f"{name}[{index}]", inner)
-    else:
-        text = str(given)
-        # An object's address differs between any two processes.
-        if " at 0x" not in text:
-            yield name, text
+    elif " at 0x" not in str(given):  # an object's address differs between any two processes
+        yield name, str(given)

@@ -84,11 +84,13 @@ def _stretches(
         for begin, end in zip(edges[::2], edges[1::2], strict=True):
             due = float(summed_T[end] - summed_T[begin])
             if due >= expected:
-                until = int(steps_T[end]) if end < len(steps_T) else None
                 found.append(
                     {
-                        "expert": int(expert), "since": int(steps_T[begin]), "until": until, "traces": end - begin,
+                        "expert": int(expert),
+                        "since": int(steps_T[begin]),
+                        "until": int(steps_T[end]) if end < len(steps_T) else None,
+                        "traces": end - begin,
                         "due": due,
                     }
-                )  # fmt: skip
+                )
     return found

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from loopscope.alerts import Bounds
-from loopscope.analysis import Run
+from loopscope.analysis import Run, scope_of
 from loopscope.analysis.health_findings import findings
 from loopscope.analysis.liveness import liveness
 from loopscope.cli.console import make_table, number, plain, titled
@@ -21,7 +21,6 @@ from loopscope.cli.sections.rows import (
     fetch,
     gauges_line,
     label,
-    scope_note,
 )
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -77,7 +76,9 @@ def _head(run: Run) -> list[RenderableType]:
     if not last:
         return [Text(f"{name}  [{state}]  no step yet", style="bold")]
     newest, oldest = last[0], last[-1]
-    line = f"{name}  [{state}]  step {newest['step']}  attempt {newest['attempt']}{scope_note(run, 'loss')}"
+    line = (
+        f"{name}  [{state}]  step {newest['step']}  attempt {newest['attempt']}{scope_of(run, 'loss').note}"
+    )
     if newest["tokens_seen"] is not None:
         line += f"  {newest['tokens_seen']:,} tokens"
     if newest["attempt"] == oldest["attempt"] and None not in (newest["elapsed_s"], oldest["elapsed_s"]):
@@ -85,8 +86,7 @@ def _head(run: Run) -> list[RenderableType]:
         if seconds > 0 and newest["tokens_seen"] is not None and oldest["tokens_seen"] is not None:
             line += f"  {number((newest['tokens_seen'] - oldest['tokens_seen']) / seconds, 3)} tokens/s"
     if newest["wall_time"] is not None:
-        age = max(0.0, (datetime.now(UTC) - newest["wall_time"]).total_seconds())
-        line += f"  last row {_ago(age)} ago"
+        line += f"  last row {_ago((datetime.now(UTC) - newest['wall_time']).total_seconds())} ago"
     return [Text(line, style="bold")]
 
 
@@ -120,8 +120,10 @@ def _loop(run: Run, points: int, *, narrow: bool) -> list[RenderableType]:
     ]
     columns = ["step" if narrow else "loop step", *names.values(), f"{delta} over traces"]
     table = make_table(columns, cells, left=columns[-1:])
-    title = f"The loop, mean over its layers' own values{scope_note(run, 'transition')}"
-    return [*titled(title, table), gauges_line(run, "transition", "residual")]
+    return [
+        *titled(f"The loop, mean over its layers' own values{scope_of(run, 'transition').note}", table),
+        gauges_line(run, "transition", "residual"),
+    ]
 
 
 def _worst(run: Run, *, narrow: bool) -> list[RenderableType]:
@@ -135,8 +137,10 @@ def _worst(run: Run, *, narrow: bool) -> list[RenderableType]:
     headings = ["visit", *(column.heading for column in columns), "of E"]
     cells = [(label(row), *(row[column.name] for column in columns), row["num_experts"]) for row in rows]
     table = make_table(headings, cells, left=("visit",))
-    title = f"Most overloaded visits at step {rows[0]['step']}{scope_note(run, 'router')}"
-    return [*titled(title, table), gauges_line(run, "router")]
+    return [
+        *titled(f"Most overloaded visits at step {rows[0]['step']}{scope_of(run, 'router').note}", table),
+        gauges_line(run, "router"),
+    ]
 
 
 def _alerts(run: Run, bounds: Bounds) -> list[RenderableType]:
@@ -163,4 +167,4 @@ def _ago(seconds: float) -> str:
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
+    return f"{max(0.0, seconds):.0f} s"

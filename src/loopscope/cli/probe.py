@@ -16,7 +16,6 @@ from loopscope.errors import ConfigError, ProbeError
 
 if TYPE_CHECKING:
     from loopscope.integrations.torchtitan.offline import OfflineSettings
-    from loopscope.integrations.torchtitan.offline_checkpoint import Legacy
     from loopscope.integrations.torchtitan.offline_compare import Comparison, VisitChange
     from loopscope.metrics.probe.compare import Interval
 
@@ -84,8 +83,21 @@ class Probe:
 
     def _settings(self) -> OfflineSettings:
         from loopscope.integrations.torchtitan.offline import OfflineSettings
+        from loopscope.integrations.torchtitan.offline_checkpoint import Legacy
         from loopscope.probe.deep import DeepSettings
 
+        legacy = None
+        if self.legacy is not None:
+            if self.layers is None or self.tokenizer is None or self.seq_len is None:
+                raise ConfigError(
+                    "--legacy needs --layers, --tokenizer and --seq-len, which no run.json tells"
+                )
+            legacy = Legacy(
+                code=self.legacy,
+                num_layers_in_stack=self.layers,
+                tokenizer_path=self.tokenizer,
+                seq_len=self.seq_len,
+            )
         return OfflineSettings(
             corpus=self.corpus,
             seq_len=self.seq_len,
@@ -94,21 +106,7 @@ class Probe:
             deep=None if self.deep == "no" else DeepSettings(shuffle_scope=self.deep),
             run=self.run_dir,
             tokenizer=self.tokenizer,
-            legacy=self._legacy(),
-        )
-
-    def _legacy(self) -> Legacy | None:
-        from loopscope.integrations.torchtitan.offline_checkpoint import Legacy
-
-        if self.legacy is None:
-            return None
-        if self.layers is None or self.tokenizer is None or self.seq_len is None:
-            raise ConfigError("--legacy needs --layers, --tokenizer and --seq-len, which no run.json tells")
-        return Legacy(
-            code=self.legacy,
-            num_layers_in_stack=self.layers,
-            tokenizer_path=self.tokenizer,
-            seq_len=self.seq_len,
+            legacy=legacy,
         )
 
     def _probe(self) -> int:

@@ -57,9 +57,9 @@ class Serve(RuleFlags):
         listening = config.bind_socket()
         # From now on a connection waits instead of being refused: whoever reads the address may use it at once.
         listening.listen()
-        port = listening.getsockname()[1]
-        shown = f"[{self.host}]" if ":" in self.host else self.host
-        print(f"http://{shown}:{port}/" + (f"?token={token}" if token else ""), flush=True)
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        query = f"?token={token}" if token else ""
+        print(f"http://{host}:{listening.getsockname()[1]}/{query}", flush=True)
         # It shuts down on Ctrl-C, and then hands the interruption on.
         with contextlib.suppress(KeyboardInterrupt):
             uvicorn.Server(config).run(sockets=[listening])

@@ -86,8 +86,7 @@ class Toy:
         config = Loopscope.Config(
             out=self.out, trace_every=self.trace_every, probe_every=self.probe_every, on_error="raise"
         )
-        console = make_console(stderr=True)
-        with Loopscope(config) as scope, step_progress(console) as progress:
+        with Loopscope(config) as scope, step_progress(make_console(stderr=True)) as progress:
             scope.use_corpus(corpus)
             collector: LoopTraceCollector = scope.start(model)
             if self.inject_leak is not None:

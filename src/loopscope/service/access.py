@@ -10,7 +10,6 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _COOKIE = "loopscope_token"
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _HEADERS = {
     b"x-content-type-options": b"nosniff",
     b"referrer-policy": b"no-referrer",
@@ -54,7 +53,7 @@ class Guard:
         if token is None:
             host = headers.get("host", "")
             name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-            if name.strip("[]") in LOOPBACK:
+            if name.strip("[]") in ("127.0.0.1", "localhost", "::1"):
                 return None
             return PlainTextResponse("This service answers to 127.0.0.1 and localhost only.\n", 403)
         if secrets.compare_digest(headers.get("authorization", "").encode(), f"Bearer {token}".encode()):

@@ -166,8 +166,8 @@ class _Service:
 
     async def run(self, request: Request) -> Response:
         entry = await self._asked(request)
-        found = await self._views.headline(entry)
-        return Json(await run_in_threadpool(_described, entry) | {"headline": found})
+        about = await run_in_threadpool(_described, entry)
+        return Json(about | {"headline": await self._views.headline(entry)})
 
     async def version(self, request: Request) -> Response:
         version, state = await self._views.version(await self._asked(request))

@@ -90,8 +90,11 @@ class Catalog:
             entry = known[2] if known is not None and known[:2] == sign else self._entry(path.parent)
             seen[path] = (*sign, entry)
         self._seen = seen
-        found = [entry for *_, entry in seen.values()]
-        found.sort(key=lambda e: (e.created is not None, e.created and e.created.timestamp()), reverse=True)
+        found = sorted(
+            (entry for *_, entry in seen.values()),
+            key=lambda e: (e.created is not None, e.created and e.created.timestamp()),
+            reverse=True,
+        )
         self._entries = {entry.key: entry for entry in found}
 
     def _entry(self, path: Path) -> CatalogEntry:
@@ -102,8 +105,7 @@ class Catalog:
             manifest = read_manifest(path)
         except StoreError as error:
             return named(name=path.name, run_id="", created=None, problem=str(error))
-        name = manifest.run_name or path.name
-        return named(name=name, run_id=manifest.run_id, created=manifest.created)
+        return named(name=manifest.run_name or path.name, run_id=manifest.run_id, created=manifest.created)
 
 
 def _manifests(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
@@ -124,11 +126,9 @@ def _manifests(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def _signs(path: Path) -> Iterator[tuple[str, int, int]]:
-    folders = [path, path / "journal", path / "attempts"]
     tables = path / "tables"
-    if tables.is_dir():
-        folders += [table for table in tables.iterdir() if table.is_dir()]
-    for folder in folders:
+    of_tables = tables.iterdir() if tables.is_dir() else ()
+    for folder in (path, path / "journal", path / "attempts", *of_tables):
         if folder.is_dir():
             for entry in os.scandir(folder):
                 # A holder of a lock touches it every few seconds: that changes no row.

@@ -33,8 +33,7 @@ def exposition(runs: Iterable[tuple[CatalogEntry, str, dict[str, Any]]], listed:
     for name, said in _GAUGES.items():
         lines += _head(name, said)
         for entry, _, found in known:
-            sample = found.get(name)
-            if sample is not None and math.isfinite(sample):
+            if (sample := found.get(name)) is not None and math.isfinite(sample):
                 lines.append(f"loopscope_{name}{{{_labels(entry)}}} {sample}")
     lines += _head("live", "1 while somebody writes the run")
     lines += [f"loopscope_live{{{_labels(entry)}}} {int(state == 'live')}" for entry, state, _ in known]

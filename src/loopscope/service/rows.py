@@ -48,27 +48,21 @@ def rows(run: Run, table: str, query: Mapping[str, str]) -> dict[str, Any]:
 
 
 def number(query: Mapping[str, str], name: str, default: int, least: int = 0, most: int = 2**62) -> int:
-    """A whole number of a query.
+    """A whole number of a query, in decimal digits.
+
+    >>> number({"limit": "0012"}, "limit", 5), number({}, "limit", 5)
+    (12, 5)
 
     Raises:
-        ConfigError: it is none, or out of bounds.
+        ConfigError: it is none, has more digits than any step, or is out of bounds.
     """
     text = query.get(name)
     if text is None:
         return default
-    found = whole_number(text)
-    if found is None or not least <= found <= most:
+    is_whole = len(text) <= 40 and text.isascii() and text.isdigit()
+    if not is_whole or not least <= int(text) <= most:
         raise ConfigError(f"{name} is {text[:40]!r}, expected an integer from {least} to {most}")
-    return found
-
-
-def whole_number(text: str) -> int | None:
-    """A number in decimal digits; None for anything else, and for more digits than any step has.
-
-    >>> whole_number("0012"), whole_number("-1"), whole_number("0" * 5000), whole_number("")
-    (12, None, None, None)
-    """
-    return int(text) if len(text) <= 40 and text.isascii() and text.isdigit() else None
+    return int(text)
 
 
 def _plain(cell: Any) -> Any:

@@ -26,8 +26,6 @@ from loopscope.service.catalog import CatalogEntry
 from loopscope.service.responses import Json
 
 T = TypeVar("T")
-_KEPT = 512
-_KEPT_BYTES = 128 << 20
 _SMALL = 4096
 
 
@@ -38,7 +36,7 @@ class CachedViews:
         self._bounds = bounds
         # Stands where each answer's own nonce goes; nobody can guess it, so that no name of a run can hold it.
         self._nonce = secrets.token_hex(16)
-        self.cache = ResultCache(most=_KEPT, most_bytes=_KEPT_BYTES)
+        self.cache = ResultCache(most=512, most_bytes=128 << 20)
         """What is kept, and how large it is."""
 
     async def page(self, entry: CatalogEntry, nonce: str) -> str:

@@ -64,8 +64,7 @@ class StepAssembler:
         if row.get("tokens_seen") is not None:
             held.tokens = float(row["tokens_seen"])
         # Only what is needed: a row of a wide layer holds lists of hundreds of experts.
-        kept = {name: row[name] for name in NEEDED[table] if name in row}
-        held.tables.setdefault(table, []).append(kept)
+        held.tables.setdefault(table, []).append({name: row[name] for name in NEEDED[table] if name in row})
         if table == "loss":
             yield from self._up_to(step, dropped)
         elif table in _TRACE and step not in self._traced:

@@ -37,11 +37,6 @@ class KeyBudget:
             )
 
     @property
-    def known(self) -> frozenset[str]:
-        """Keys that have a place, used or not."""
-        return frozenset(self._known)
-
-    @property
     def refused(self) -> tuple[str, ...]:
         """Keys that were refused, the first ones first; at most 1,000 are remembered."""
         return tuple(self._refused)

@@ -18,12 +18,6 @@ _log = logging.getLogger("loopscope.trackers")
 
 MAX_FAILURES = 3
 """Failures in a row after which a tracker is switched off."""
-CLOSE_SECONDS = 30.0
-"""How long the end of training waits for a tracker."""
-
-BUSY_SECONDS = 1.0
-"""How long a step waits for a tracker that is telling an alert; three such steps in a row, and it is off."""
-
 Event = Literal["tracker_started", "tracker_failed", "tracker_keys"]
 
 
@@ -44,8 +38,8 @@ class GuardedTracker:
         limit: keys it may have in all.
         on_error: "record" or "raise".
         tell: takes what happens to it.
-        close_seconds: how long `close` waits for it.
-        busy_seconds: how long `log` waits for an alert that it is telling.
+        close_seconds: how long `close`, at the end of training, waits for it.
+        busy_seconds: how long `log` waits for an alert that it is telling; three such steps in a row, and it is off.
     """
 
     def __init__(
@@ -56,8 +50,8 @@ class GuardedTracker:
         limit: int,
         on_error: Literal["record", "raise"],
         tell: Tell,
-        close_seconds: float = CLOSE_SECONDS,
-        busy_seconds: float = BUSY_SECONDS,
+        close_seconds: float = 30.0,
+        busy_seconds: float = 1.0,
     ) -> None:
         self.name = name
         self.is_on = False
@@ -175,6 +169,5 @@ class GuardedTracker:
         )
 
     def _say(self, event: Event, text: str, count: int | None = None) -> None:
-        level = logging.INFO if event == "tracker_started" else logging.WARNING
-        _log.log(level, "%s: %s", self.name, text)
+        _log.log(logging.INFO if event == "tracker_started" else logging.WARNING, "%s: %s", self.name, text)
         self._tell(event, f"{self.name}: {text}", count)

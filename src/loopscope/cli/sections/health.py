@@ -10,7 +10,7 @@ from loopscope.cli.console import make_table, plain, titled
 from loopscope.cli.sections.rows import fetch
 
 _STYLES = {"critical": "red", "warn": "yellow"}
-_ROUTINE = ("coverage", "probe_coverage", "timing", "trace_bytes")
+_ROUTINE = "'coverage', 'probe_coverage', 'timing', 'trace_bytes'"
 _DETAIL_CHARS = 160
 
 
@@ -54,14 +54,13 @@ def _coverage(run: Run, event: str, noun: str) -> Text:
 
 
 def _events(run: Run) -> list[RenderableType]:
-    routine = ", ".join(f"'{name}'" for name in _ROUTINE)
     rows = fetch(
         run,
         "health",
         "select event, severity, count(*) as rows, sum(coalesce(count, 1))::bigint as total, min(step) as "
         f"first, max(step) as last, arg_min(detail, step) as detail from {_rows_of(run)} "
         "where severity <> 'info' "
-        f"and event not in ({routine}) group by event, severity order by severity, total desc",
+        f"and event not in ({_ROUTINE}) group by event, severity order by severity, total desc",
     )
     if not rows:
         return [Text("events: none; nothing dropped, nothing non-finite, no error")]

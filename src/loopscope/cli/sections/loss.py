@@ -8,10 +8,10 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from loopscope.analysis import Run
+from loopscope.analysis import Run, scope_of
 from loopscope.catalog.registry import TABLES
 from loopscope.cli.console import make_table, titled
-from loopscope.cli.sections.rows import change, fetch, missing_note, scope_note
+from loopscope.cli.sections.rows import change, fetch, missing_note
 
 _CLOSURE_LIMIT = 1e-4
 
@@ -38,7 +38,7 @@ def section(run: Run) -> list[RenderableType]:
     ]
     table = make_table(["", "first", "last", "change", "lowest", "at step"], cells, left=[""])
     return [
-        *titled(f"Loss (nats{scope_note(run, 'loss')})", table),
+        *titled(f"Loss (nats{scope_of(run, 'loss').note})", table),
         *missing_note((first, last), columns),
         _closure(found),
         *_nonfinite(found),

@@ -9,10 +9,10 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from loopscope.analysis import Run
+from loopscope.analysis import Run, scope_of
 from loopscope.catalog.rows import evenly
 from loopscope.cli.console import make_table, number, titled
-from loopscope.cli.sections.rows import VISIT_COLUMNS, change, fetch, label, missing_note, scope_note
+from loopscope.cli.sections.rows import VISIT_COLUMNS, change, fetch, label, missing_note
 
 _ORDER = {"all": 0, "repetition": 1, "domain": 2, "in_context_token": 3, "in_context_bigram": 4}
 _BUCKETS = {"low": 0, "mid": 1, "high": 2}
@@ -32,7 +32,7 @@ def losses(run: Run) -> list[RenderableType]:
     )
     if not found:
         return [Text("Probe: none ran", style="yellow")]
-    note = scope_note(run, "probe_loss")
+    note = scope_of(run, "probe_loss").note
     return [
         part
         for corpus in dict.fromkeys(row["corpus_hash"] for row in found)
@@ -113,13 +113,13 @@ def _readouts(run: Run) -> list[RenderableType]:
     found = _last(run, "probe_readout", f"readout, loop_step, {', '.join(_READOUT)}", "readout, loop_step")
     if not found:
         return []
-    table = make_table(
-        ["after loop step", "loss, nats", "KL from the one before", "entropy", "arg-max settled"],
-        [(row["loop_step"], *(row[name] for name in _READOUT)) for row in found],
-    )
     title = (
         f"Readout per loop step, through the {found[0]['readout']}, probe at step {found[0]['step']}, corpus "
         f"{found[0]['corpus_name']}"
+    )
+    table = make_table(
+        ["after loop step", "loss, nats", "KL from the one before", "entropy", "arg-max settled"],
+        [(row["loop_step"], *(row[name] for name in _READOUT)) for row in found],
     )
     return [*titled(title, table), *missing_note(found, _READOUT)]
 
@@ -154,9 +154,10 @@ def _visits(run: Run) -> list[RenderableType]:
         f"Margins over their null ({one['shuffle_scope']} shuffles; 1: no structure), growth of a disturbance; "
         f"step {one['step']}"
     )
-    parts: list[RenderableType] = titled(title, table)
-    if not all(row["calibrated"] for row in margins):
-        parts.append(Text("scores are bounded: margins without structure lie outside 1", style="dim"))
-    if not growth:
-        parts.append(Text("no perturbation: see probe_skipped in the health table", style="dim"))
-    return parts
+    remarks = {
+        "scores are bounded: margins without structure lie outside 1": not all(
+            r["calibrated"] for r in margins
+        ),
+        "no perturbation: see probe_skipped in the health table": not growth,
+    }
+    return [*titled(title, table), *(Text(said, style="dim") for said, holds in remarks.items() if holds)]

@@ -43,11 +43,6 @@ def fetch(run: Run, table: str, query: str) -> list[dict[str, Any]]:
     return list(records(run, query))
 
 
-def scope_note(run: Run, table: str) -> str:
-    """Whose rows these are, for a title; empty where they are the whole run's."""
-    return scope_of(run, table).note
-
-
 def label(row: Row) -> str:
     """What a row's visit is called; the row has VISIT_COLUMNS."""
     return visit_label(row["block"], row["loop_step"], row["layer_idx"], row["visit_index"])

@@ -21,7 +21,6 @@ INSTALL = "pip install 'loopscope[wandb]'"
 
 STEP = "loopscope/step"
 VISITS = "loopscope/visits"
-FINISH_SECONDS = 20
 
 _LEVELS = {"warn": "WARN", "critical": "ERROR"}
 _TITLE_LENGTH = 63  # W&B refuses titles of 64 characters and more
@@ -124,7 +123,7 @@ def _own_run(begin: TrackerStart) -> Any:
         mode=word("MODE", None),
         # Without a bound, the end of training waits for an upload for as long as the network is gone.
         settings=wandb.Settings(
-            **({"finish_timeout": FINISH_SECONDS} if "finish_timeout" in wandb.Settings.model_fields else {})
+            **({"finish_timeout": 20} if "finish_timeout" in wandb.Settings.model_fields else {})
         ),
     )
 
