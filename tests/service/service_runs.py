@@ -13,12 +13,12 @@ import httpx
 import uvicorn
 from starlette.testclient import TestClient
 
-from loopscope.service import Access, make_app
+from loopscope.service import make_app
 from loopscope.store import JournalWriter, RunStore
 
 
 def client(root: Path, *, token: str | None = None, host: str = "http://127.0.0.1:8321") -> TestClient:
-    return TestClient(make_app(root, access=Access(token=token)), base_url=host, follow_redirects=False)
+    return TestClient(make_app(root, token=token), base_url=host, follow_redirects=False)
 
 
 @contextmanager

@@ -64,6 +64,8 @@ def test_a_run_its_version_charts_and_rows(root):
         ("/tables/loss?limit=10001", 422, "expected an integer from 1 to 10000"),
         ("/tables/loss?limit=0", 422, "limit is '0'"),
         ("/tables/loss?from=1%20or%201", 422, "from is"),
+        ("/tables/loss?from=-1", 422, "from is"),
+        ("/tables/loss?from=", 422, "from is"),
         ("/tables/loss?from=" + "9" * 500, 422, "from is"),
         ("/tables/loss?from=" + "0" * 5000, 422, "from is"),
         ("/tables/loss?from=" + "0" * 20 + "9" * 20, 422, "from is"),

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loopscope.store import TABLES
-from loopscope.trackers.assembly import StepAssembler
-from loopscope.trackers.scalars import CORE_KEYS
+from loopscope.trackers.assembly import CORE_KEYS, StepAssembler
 
 
 def keys(step, scope="global", **more):

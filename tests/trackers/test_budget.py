@@ -4,9 +4,9 @@ from hypothesis import strategies as st
 
 from loopscope.errors import ConfigError
 from loopscope.trackers import KEY_LIMIT, KeyBudget
+from loopscope.trackers.assembly import CORE_KEYS
 from loopscope.trackers.backends import tensorboard, wandb
 from loopscope.trackers.registry import OF_THE_TRAINER
-from loopscope.trackers.scalars import CORE_KEYS
 
 
 @given(

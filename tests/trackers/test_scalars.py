@@ -8,7 +8,7 @@ from loopscope import ParquetCollector
 from loopscope.collect import MemoryWriter, ProbeCorpus, RowContext
 from loopscope.models.toy import ToyLoopMoE
 from loopscope.trace import ACTIVE_TRACE_SINK
-from loopscope.trackers import scalars
+from loopscope.trackers import assembly
 
 
 def collected(model, step=5, *, probe=True):
@@ -37,7 +37,7 @@ def collected(model, step=5, *, probe=True):
 def test_they_are_the_collectors_headline_and_columns_of_the_rows():
     torch.manual_seed(0)
     headline, probe, tables = collected(ToyLoopMoE(vocab_size=11, width=8))
-    found = scalars.of_step(tables)
+    found = assembly.of_step(tables)
     assert headline.keys() - {"health/dropped"} <= found.keys()
     assert all(found[key] == value for key, value in headline.items() if key != "health/dropped")
     (row,) = tables["loss"]
@@ -46,7 +46,7 @@ def test_they_are_the_collectors_headline_and_columns_of_the_rows():
     assert all(found[key] == value for key, value in probe.items())
     by_stratum = {(r["stratum_kind"], r["stratum"]): r["loss_mean"] for r in tables["probe_loss"]}
     assert found["probe/loss_repetition_low"] == by_stratum["repetition", "low"]
-    assert set(found) <= set(scalars.CORE_KEYS)
+    assert set(found) <= set(assembly.CORE_KEYS)
 
 
 def test_the_least_even_visit_and_the_deepest_pair():
@@ -59,18 +59,18 @@ def test_the_least_even_visit_and_the_deepest_pair():
         {"kind": "step_boundary", "to_pos": 7, "state_cosine": 0.5, "topk_overlap": None},
         {"kind": "wrap", "to_pos": 9, "state_cosine": 0.9, "topk_overlap": 0.9},
     ]
-    found = scalars.of_step({"router": router, "transition": pairs})
+    found = assembly.of_step({"router": router, "transition": pairs})
     assert found == {"moe/token_entropy_min": 0.4, "moe/margin_min": 0.2, "loop/state_cosine_last": 0.5}
 
 
 def test_what_does_not_exist_is_left_out():
-    assert scalars.of_step({}) == scalars.of_step({"loss": [], "health": []}) == {}
-    assert scalars.of_step({"loss": [{"task_loss": 1.0, "total_loss": None}]}) == {"loss/task": 1.0}
+    assert assembly.of_step({}) == assembly.of_step({"loss": [], "health": []}) == {}
+    assert assembly.of_step({"loss": [{"task_loss": 1.0, "total_loss": None}]}) == {"loss/task": 1.0}
 
 
 def test_the_users_own_metrics_are_summed_up_over_visits():
     rows = [{"event": "custom:mine.norm", "value": float(pos)} for pos in range(5)]
-    assert scalars.of_step({"health": rows}) == {"custom/mine.norm_mean": 2.0, "custom/mine.norm_max": 4.0}
+    assert assembly.of_step({"health": rows}) == {"custom/mine.norm_mean": 2.0, "custom/mine.norm_max": 4.0}
 
 
 def test_a_deeper_model_has_the_same_keys():
@@ -82,9 +82,9 @@ def test_a_deeper_model_has_the_same_keys():
 
     shallow, longer, deep = tables(2, 1), tables(6, 2), tables(64, 4, probe=False)
     assert len(deep["router"]) == 64 * 4 + 2
-    of_trace = {key for key in scalars.of_step(shallow) if not key.startswith("probe/")}
-    assert of_trace == scalars.of_step(deep).keys()
-    assert scalars.of_step(shallow).keys() == scalars.of_step(longer).keys() > of_trace
+    of_trace = {key for key in assembly.of_step(shallow) if not key.startswith("probe/")}
+    assert of_trace == assembly.of_step(deep).keys()
+    assert assembly.of_step(shallow).keys() == assembly.of_step(longer).keys() > of_trace
     assert len(longer["probe_overlap"]) > len(shallow["probe_overlap"])
 
 

@@ -67,21 +67,21 @@ def settings_between(a: Sequence[Run], b: Sequence[Run]) -> list[Setting]:
     """Settings, versions and facts that differ between the sides; a side whose runs differ shows all its values."""
     sides = [[_flat(run) for run in side] for side in (a, b)]
     names = sorted({name for side in sides for run in side for name in run} - set(_OWN))
-    found = []
-    for name in names:
-        texts = [" | ".join(dict.fromkeys(run.get(name, "(not set)") for run in side)) for side in sides]
-        if texts[0] != texts[1]:
-            found.append(Setting(name=name, a=texts[0], b=texts[1]))
-    return found
+    texts = [
+        [" | ".join(dict.fromkeys(run.get(name, "(not set)") for run in side)) for name in names]
+        for side in sides
+    ]
+    return [Setting(name=name, a=a, b=b) for name, a, b in zip(names, *texts, strict=True) if a != b]
 
 
 def window_of(runs: Sequence[Run], share: float = 0.2) -> tuple[int, int] | None:
     """First and last step of the last `share` of the steps that all runs have; None where a run has none."""
-    lasts = [value(run, "select max(step) from loss") if "loss" in run.tables else None for run in runs]
-    known = [int(last) for last in lasts if last is not None]
-    if not known or len(known) < len(lasts):
+    lasts: list[Any] = [
+        value(run, "select max(step) from loss") if "loss" in run.tables else None for run in runs
+    ]
+    if not lasts or None in lasts:
         return None
-    end = min(known)
+    end = int(min(lasts))
     return max(1, math.floor(end * (1 - share)) + 1), end
 
 
@@ -91,13 +91,13 @@ def differences(a: Sequence[Run], b: Sequence[Run], window: tuple[int, int], by:
     A quotient of counts, such as a load entropy, is never pooled over layers: it is averaged over visits. Losses of
     probes over different tokens are left out; `corpora_apart` says which.
     """
-    apart = corpora_apart(a, b, window)
+    apart = {("probe_loss", corpus) for corpus in corpora_apart(a, b, window)}
     sides = [[_means(run, window, by) for run in side] for side in (a, b)]
-    keys = dict.fromkeys(key for side in sides for run in side for key in run)
+    keys = dict.fromkeys(
+        key for side in sides for run in side for key in run if (key[0], key[2]) not in apart
+    )
     found = []
     for table, metric, place in keys:
-        if table == "probe_loss" and place in apart:
-            continue
         values = [[v for run in side if (v := run.get((table, metric, place))) is not None] for side in sides]
         means = [statistics.fmean(side) if side else None for side in values]
         spreads = [statistics.stdev(side) if len(side) > 1 else None for side in values]
@@ -113,12 +113,11 @@ def differences(a: Sequence[Run], b: Sequence[Run], window: tuple[int, int], by:
 def corpora_apart(a: Sequence[Run], b: Sequence[Run], window: tuple[int, int]) -> dict[str, str]:
     """Corpus name → why its losses cannot be compared: both hashes, where runs have other tokens under one name."""
     sides: list[dict[str, list[str]]] = [{}, {}]
+    query = f"select distinct corpus_name, corpus_hash from probe_loss where {_last(window)}"
     for side, runs in zip(sides, (a, b), strict=True):
-        for run in runs:
-            if "probe_loss" in run.tables:
-                query = f"select distinct corpus_name, corpus_hash from probe_loss where {_last(window)}"
-                for name, tokens in run.sql(query).fetchall():
-                    side.setdefault(str(name), []).append(tokens)
+        for run in (run for run in runs if "probe_loss" in run.tables):
+            for name, tokens in run.sql(query).fetchall():
+                side.setdefault(str(name), []).append(tokens)
     found = {}
     for name in (name for name in sides[0] if name in sides[1]):
         try:
@@ -139,8 +138,7 @@ def _beyond(
     (mean_a, mean_b), (spread_a, spread_b) = means, spreads
     if mean_a is None or mean_b is None or spread_a is None or spread_b is None:
         return None
-    error = math.sqrt(spread_a**2 / len(values[0]) + spread_b**2 / len(values[1]))
-    return abs(mean_b - mean_a) > 2 * error
+    return abs(mean_b - mean_a) > 2 * math.sqrt(spread_a**2 / len(values[0]) + spread_b**2 / len(values[1]))
 
 
 def _means(run: Run, window: tuple[int, int], by: By) -> dict[tuple[str, str, str], float | None]:
@@ -184,8 +182,5 @@ def _leaves(name: str, given: Any) -> Iterator[tuple[str, str]]:
     elif isinstance(given, list) and given and all(isinstance(item, Mapping) for item in given):
         for index, inner in enumerate(given):
             yield from _leaves(f"{name}[{index}]", inner)
-    else:
-        text = str(given)
-        # An object's address differs between any two processes.
-        if " at 0x" not in text:
-            yield name, text
+    elif " at 0x" not in str(given):  # an object's address differs between any two processes
+        yield name, str(given)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from loopscope.analysis.records import list_values
+from loopscope.analysis.records import list_groups
 from loopscope.analysis.run import Run
 from loopscope.analysis.scope import scope_of
 from loopscope.errors import ConfigError
@@ -62,18 +62,13 @@ def expert_deaths(run: Run, *, expected: float = 100.0) -> pa.Table:
     if "router" not in run.tables:
         return _SCHEMA.empty_table()
     rows = run.sql(_QUERY.format(where=scope_of(run, "router").where)).to_arrow_table()
-    flat, ends = list_values(rows["expert_count"])
     steps = rows["step"].to_numpy()
-    found: list[dict[str, Any]] = []
-    at = 0
-    for place, group in itertools.groupby(zip(*(rows[name].to_pylist() for name in _PLACE), strict=True)):
-        size = sum(1 for _ in group)
-        counts_TE = flat[ends[at] : ends[at + size]].reshape(size, -1)
-        where = dict(zip(_PLACE, place, strict=True))
-        found += [{**where, **row} for row in _stretches(steps[at : at + size], counts_TE, expected)]
-        at += size
-    found.sort(key=lambda row: row["since"])
-    return pa.Table.from_pylist(found, schema=_SCHEMA)
+    found = [
+        {**dict(zip(_PLACE, place, strict=True)), **stretch}
+        for place, at, counts_TE in list_groups(rows, _PLACE, "expert_count")
+        for stretch in _stretches(steps[at], counts_TE, expected)
+    ]
+    return pa.Table.from_pylist(sorted(found, key=itemgetter("since")), schema=_SCHEMA)
 
 
 def _stretches(
@@ -89,11 +84,13 @@ def _stretches(
         for begin, end in zip(edges[::2], edges[1::2], strict=True):
             due = float(summed_T[end] - summed_T[begin])
             if due >= expected:
-                until = int(steps_T[end]) if end < len(steps_T) else None
                 found.append(
                     {
-                        "expert": int(expert), "since": int(steps_T[begin]), "until": until, "traces": end - begin,
+                        "expert": int(expert),
+                        "since": int(steps_T[begin]),
+                        "until": int(steps_T[end]) if end < len(steps_T) else None,
+                        "traces": end - begin,
                         "due": due,
                     }
-                )  # fmt: skip
+                )
     return found

@@ -27,10 +27,10 @@ def last_values(run: Run, *tables: str) -> dict[str, LastValue]:
     found: dict[str, LastValue] = {}
     for name in tables or TABLES:
         if gauges := TABLES[name].gauges:
-            there = name in run.tables
-            columns = gauge_columns(run, gauges, last=True) if there else {}
+            columns = gauge_columns(run, gauges, last=True) if name in run.tables else None
             found |= {
-                g.key: LastValue(*evaluate(g, columns)) if there else LastValue(None, 0) for g in gauges
+                g.key: LastValue(None, 0) if columns is None else LastValue(*evaluate(g, columns))
+                for g in gauges
             }
     return found
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from loopscope.analysis.records import list_values
+from loopscope.analysis.records import list_groups
 from loopscope.analysis.run import Run
 from loopscope.analysis.scope import scope_of
 
@@ -50,24 +47,19 @@ def layer_load(run: Run) -> pa.Table:
         f"where {scope_of(run, 'router').where} and block = 'loop' and expert_count is not null "
         "order by step, layer_idx, loop_step"
     ).to_arrow_table()
-    flat, ends = list_values(rows["expert_count"])
     names = ("step", "layer_idx", "num_experts", "top_k")
-    keys = zip(*(rows[name].to_pylist() for name in names), strict=True)
-    found: dict[str, list[Any]] = {name: [] for name in _SCHEMA.names}
-    at = 0
-    for key, group in itertools.groupby(keys):
-        size = sum(1 for _ in group)
-        counts_RE = flat[ends[at] : ends[at + size]].reshape(size, -1)
-        at += size
-        total_E = counts_RE.sum(axis=0)
-        for name, value in zip(names, key, strict=True):
-            found[name].append(value)
-        found["num_loop_steps"].append(size)
-        found["expert_count"].append(total_E)
-        found["load"].append(counts_RE.tolist())
-        found["dead_everywhere"].append(np.flatnonzero(total_E == 0))
-        found["loop_mutual_information"].append(_mutual_information(counts_RE))
-    return pa.table(found, schema=_SCHEMA)
+    found = [
+        {
+            **dict(zip(names, key, strict=True)),
+            "num_loop_steps": len(counts_RE),
+            "expert_count": counts_RE.sum(axis=0),
+            "load": counts_RE.tolist(),
+            "dead_everywhere": np.flatnonzero(~counts_RE.any(axis=0)),
+            "loop_mutual_information": _mutual_information(counts_RE),
+        }
+        for key, _, counts_RE in list_groups(rows, names, "expert_count")
+    ]
+    return pa.Table.from_pylist(found, schema=_SCHEMA)
 
 
 def _mutual_information(counts_RE: npt.NDArray[np.int64]) -> float | None:

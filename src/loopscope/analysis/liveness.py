@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -20,8 +21,7 @@ def liveness(path: Path) -> Liveness:
     locks = list((path / JOURNAL_DIR).glob("*.lock"))
     if any(_alive(lock) for lock in locks):
         return "live"
-    unsealed = any((path / JOURNAL_DIR).glob("*.wal"))
-    return "crashed" if locks or unsealed else "finished"
+    return "crashed" if locks or any((path / JOURNAL_DIR).glob("*.wal")) else "finished"
 
 
 def _alive(lock: Path) -> bool:
@@ -29,8 +29,7 @@ def _alive(lock: Path) -> bool:
     alive = None if holder is None else holder.process.alive()
     if alive is not None:
         return alive
-    try:
+    with suppress(OSError):
         # Either way: a clock that jumped back must not let a dead writer live until it has caught up.
         return abs(time.time() - lock.stat().st_mtime) < GRACE_S
-    except OSError:
-        return False
+    return False

@@ -78,17 +78,13 @@ def compare_probes(
     ]
     require_same_corpus(*([row["corpus_hash"] for row in rows] for rows in sides))
     named = [{tuple(row[key] for key in keys): row for row in rows} for rows in sides]
-    found: dict[str, list[Any]] = {name: [] for name in (*keys, "metric", "first", "second", "change")}
-    for key in (key for key in named[0] if key in named[1]):
-        for metric in metrics:
-            before, after = named[0][key][metric], named[1][key][metric]
-            for name, value in zip(keys, key, strict=True):
-                found[name].append(value)
-            found["metric"].append(metric)
-            found["first"].append(before)
-            found["second"].append(after)
-            found["change"].append(None if before is None or after is None else after - before)
-    return pa.table(found)
+    values = [
+        (*key, metric, named[0][key][metric], named[1][key][metric])
+        for key in named[0] if key in named[1] for metric in metrics
+    ]  # fmt: skip
+    found = [(*value, None if None in value[-2:] else value[-1] - value[-2]) for value in values]
+    names = (*keys, "metric", "first", "second", "change")
+    return pa.table({name: [value[at] for value in found] for at, name in enumerate(names)})
 
 
 def _probe(

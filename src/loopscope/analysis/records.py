@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -28,7 +29,22 @@ def value(run: Run, query: str) -> Any:
     return rows[0][0] if rows else None
 
 
-def list_values(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """All values of a list column, and where each row's list begins and the last one ends."""
-    lengths = pc.list_value_length(column).to_numpy()
-    return pc.list_flatten(column).to_numpy(), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+def list_groups(
+    rows: pa.Table, names: Sequence[str], column: str
+) -> Iterator[tuple[tuple[Any, ...], slice, npt.NDArray[np.int64]]]:
+    """Rows that follow each other with equal values of `names`, n at a time.
+
+    Args:
+        rows: in the order of `names`.
+        names: the columns that hold a group together.
+        column: of lists that are equally long, E, within a group.
+
+    Yields:
+        The values of `names`; where the rows are; their lists as [n, E].
+    """
+    lengths = pc.list_value_length(rows[column]).to_numpy()
+    flat, ends = pc.list_flatten(rows[column]).to_numpy(), np.r_[0, np.cumsum(lengths, dtype=np.int64)]
+    end = 0
+    for key, group in itertools.groupby(zip(*(rows[name].to_pylist() for name in names), strict=True)):
+        begin, end = end, end + sum(1 for _ in group)
+        yield key, slice(begin, end), flat[ends[begin] : ends[end]].reshape(end - begin, -1)

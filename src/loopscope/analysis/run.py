@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import weakref
 from collections.abc import Sequence
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from tempfile import mkdtemp
@@ -29,7 +30,6 @@ class Run:
     def __init__(self, path: str | Path) -> None:
         self.reader = RunReader(path)
         """The look at the files behind everything else."""
-        self._views: SqlViews | None = None
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, run_id={self.run_id!r}, tables={self.tables})"
@@ -79,20 +79,12 @@ class Run:
 
     def polars(self, table: str, *, live: bool = True, columns: Sequence[str] | None = None) -> pl.DataFrame:
         """Rows of one table as a Polars frame; needs polars."""
-        try:
-            import polars as pl
-        except ImportError:
-            raise StoreError("polars is not installed; `pip install polars`, or use .arrow()") from None
-        frame = pl.from_arrow(self.arrow(table, live=live, columns=columns))
-        assert isinstance(frame, pl.DataFrame)
+        frame: pl.DataFrame = _installed("polars").from_arrow(self.arrow(table, live=live, columns=columns))
         return frame
 
     def pandas(self, table: str, *, live: bool = True, columns: Sequence[str] | None = None) -> Any:
         """Rows of one table as a pandas frame; needs pandas."""
-        try:
-            import_module("pandas")
-        except ImportError:
-            raise StoreError("pandas is not installed; `pip install pandas`, or use .arrow()") from None
+        _installed("pandas")
         return self.arrow(table, live=live, columns=columns).to_pandas()
 
     def sql(self, query: str, parameters: Sequence[Any] | None = None) -> duckdb.DuckDBPyRelation:
@@ -100,27 +92,31 @@ class Run:
 
         >>> open_run("RUN").sql("select step, task_loss from loss order by step").arrow()  # doctest: +SKIP
         """
-        views = self._opened()
-        views.ensure(query)
-        return views.connection.sql(query, params=parameters)
+        self._views.ensure(query)
+        return self._views.connection.sql(query, params=parameters)
 
     @property
     def connection(self) -> duckdb.DuckDBPyConnection:
         """The DuckDB connection behind `sql`, with the views of all tables; in memory, and this object's own."""
-        views = self._opened()
-        views.ensure()
-        return views.connection
+        self._views.ensure()
+        return self._views.connection
 
-    def _opened(self) -> SqlViews:
-        if self._views is None:
-            import duckdb
+    @cached_property
+    def _views(self) -> SqlViews:
+        import duckdb
 
-            self._views = SqlViews(duckdb.connect(":memory:"), [self.reader])
-        return self._views
+        return SqlViews(duckdb.connect(":memory:"), [self.reader])
 
     def refresh(self) -> Run:
         """The run as it is now."""
         return Run(self.path)
+
+
+def _installed(package: str) -> Any:
+    try:
+        return import_module(package)
+    except ImportError:
+        raise StoreError(f"{package} is not installed; `pip install {package}`, or use .arrow()") from None
 
 
 def open_run(path: str | Path, *, filesystem: object = None) -> Run:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,6 @@ class Runs(Sequence[Run]):
         self._runs = list(runs)
         self.skipped = list(skipped)
         """Folders that matched and are no run, or copies of one that is here already; with the reason."""
-        self._views: SqlViews | None = None
 
     def __getitem__(self, index):  # type: ignore[no-untyped-def]
         return self._runs[index]
@@ -42,22 +42,26 @@ class Runs(Sequence[Run]):
 
         `run` has run_id, run_name, path, created, and configuration as JSON text: ``configuration ->> '$.trainer.lr'``.
         """
-        import duckdb
-
-        if self._views is None:
-            self._views = SqlViews(duckdb.connect(":memory:"), [run.reader for run in self._runs])
-            about = [
-                (
-                    r.run_id, r.manifest.run_name, str(r.path), r.manifest.created,
-                    msgspec.json.encode(r.manifest.configuration).decode(),
-                )
-                for r in self._runs
-            ]  # fmt: skip
-            columns = [pa.array(c) for c in zip(*about, strict=True)]
-            names = ["run_id", "run_name", "path", "created", "configuration"]
-            self._views.connection.register("run", pa.table(columns, names=names))
         self._views.ensure(query)
         return self._views.connection.sql(query)
+
+    @cached_property
+    def _views(self) -> SqlViews:
+        import duckdb
+
+        views = SqlViews(duckdb.connect(":memory:"), [run.reader for run in self._runs])
+        about = [
+            {
+                "run_id": run.run_id,
+                "run_name": run.manifest.run_name,
+                "path": str(run.path),
+                "created": run.manifest.created,
+                "configuration": msgspec.json.encode(run.manifest.configuration).decode(),
+            }
+            for run in self._runs
+        ]
+        views.connection.register("run", pa.Table.from_pylist(about))
+        return views
 
 
 def open_runs(pattern: str | Path) -> Runs:
@@ -74,11 +78,10 @@ def open_runs(pattern: str | Path) -> Runs:
             run = Run(path)
         except (NotARunError, SchemaError) as error:
             skipped.append(str(error))
-            continue
-        if run.run_id in found:
-            skipped.append(f"{path} is a copy of {found[run.run_id].path} (run {run.run_id})")
-            continue
-        found[run.run_id] = run
+        else:
+            first = found.setdefault(run.run_id, run)
+            if first is not run:
+                skipped.append(f"{path} is a copy of {first.path} (run {run.run_id})")
     if not found:
         raise NotARunError(
             f"no run matches {str(pattern)!r}. Give a pattern such as 'runs/*'. {' '.join(skipped)}"

@@ -30,16 +30,11 @@ def scope_of(run: Run, table: str) -> Scope:
     )
     any_global, any_local, rank, ranks, world = run.sql(query).fetchall()[0]
     where = speaking_sql(table, any_global=any_global, any_local=any_local, lowest=rank)
-    if any_global and not any_local:
-        return Scope(where=where, words="global")
-    if rank is None:
-        words = "no scope recorded"
-    elif ranks == 1 and (world or 1) == 1:
-        words = "rank-local (the only rank)"
-    else:
-        words = f"rank-local: rank {rank} of {world or ranks}"
+    words = "no scope recorded"
+    if rank is not None:
+        is_only = ranks == 1 and (world or 1) == 1
+        words = "rank-local (the only rank)" if is_only else f"rank-local: rank {rank} of {world or ranks}"
     if any_global:
-        words = f"global, where a step has no global row {words}"
-    elif not words.startswith("rank-local:"):
-        return Scope(where=where, words=words)
-    return Scope(where=where, words=words, note=f", {words}")
+        words = f"global, where a step has no global row {words}" if any_local else "global"
+    says_more = words.startswith(("rank-local:", "global,"))
+    return Scope(where=where, words=words, note=f", {words}" if says_more else "")

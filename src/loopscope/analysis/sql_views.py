@@ -76,8 +76,10 @@ def _selects(
             # A file holds one attempt, so that its rows need no look at the attempt column to be found live.
             where = _live_condition(reader.live[part.segment.attempt]) if live else ""
             groups.setdefault((where, reader.columns_of(part)), []).append(str(part.path))
-        for attempt, chunk in reader.journal_rows(table, live=live):
-            chunks.append(reader.only_live(chunk, attempt) if live else chunk)
+        chunks += [
+            reader.only_live(chunk, attempt) if live else chunk
+            for attempt, chunk in reader.journal_rows(table, live=live)
+        ]
     for (where, there), paths in groups.items():
         # A column that a file lacks is a typed null, which any later version may have added.
         columns = ", ".join(

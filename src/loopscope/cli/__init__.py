@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Protocol
+from typing import Any
 
 from loopscope import __version__
 from loopscope.errors import (
@@ -42,10 +42,6 @@ _EXTRAS = {
 }
 
 
-class _Command(Protocol):
-    def run(self) -> int: ...
-
-
 # Adding a verb is a file, a line here and a mirrored test.
 _VERBS = {
     "train": "Train with torchtitan, recording every step.",
@@ -72,15 +68,13 @@ _VERBS = {
 _CLASSES = {"corpus": "CorpusVerb"}
 
 
-def _usage() -> str:
-    lines = [f"  {name:<13}{help}" for name, help in _VERBS.items()]
-    return (
-        "usage: loopscope VERB [flags]\n\n"
-        "Watches the training of looped Mixture-of-Experts transformers, and of any other MoE.\n\n"
-        "verbs:\n" + "\n".join(lines) + "\n\n"
-        "`loopscope VERB --help` explains every flag; `loopscope --version` prints the version.\n"
-        "exit status: 0 it did what was asked, 1 what was checked is wrong, 2 the question was wrong."
-    )
+_USAGE = (
+    "usage: loopscope VERB [flags]\n\n"
+    "Watches the training of looped Mixture-of-Experts transformers, and of any other MoE.\n\n"
+    "verbs:\n" + "\n".join(f"  {name:<13}{help}" for name, help in _VERBS.items()) + "\n\n"
+    "`loopscope VERB --help` explains every flag; `loopscope --version` prints the version.\n"
+    "exit status: 0 it did what was asked, 1 what was checked is wrong, 2 the question was wrong."
+)
 
 
 def _fail(text: str, status: int) -> int:
@@ -89,28 +83,8 @@ def _fail(text: str, status: int) -> int:
     return status
 
 
-def _unknown(name: str) -> int:
-    near = difflib.get_close_matches(name, _VERBS, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return _fail(f"loopscope: no verb {name!r}; expected one of {', '.join(_VERBS)}.{hint}", 2)
-
-
-def _load(name: str) -> type[_Command]:
-    command: type[_Command] = getattr(
-        import_module(f"loopscope.cli.{name}"), _CLASSES.get(name, name.capitalize())
-    )
-    return command
-
-
-def _missing(name: str, error: ModuleNotFoundError) -> int:
-    package = (error.name or "").partition(".")[0]
-    if package not in _EXTRAS:
-        raise error
-    return _fail(
-        f"loopscope {name}: needs {package}, which is not installed. Install it with "
-        f"`pip install 'loopscope[{_EXTRAS[package]}]'`.",
-        2,
-    )
+def _load(name: str) -> Any:
+    return getattr(import_module(f"loopscope.cli.{name}"), _CLASSES.get(name, name.capitalize()))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -121,24 +95,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given:
-        return _fail(_usage(), 2)
-    name, rest = given[0], given[1:]
-    if name in ("-h", "--help", "help"):
-        print(_usage())
-        return 0
-    if name == "--version":
-        print(f"loopscope {__version__}")
+        return _fail(_USAGE, 2)
+    name, *rest = given
+    if name in ("-h", "--help", "help", "--version"):
+        print(f"loopscope {__version__}" if name == "--version" else _USAGE)
         return 0
     if name not in _VERBS:
-        return _unknown(name)
+        near = "".join(f" Did you mean {verb!r}?" for verb in difflib.get_close_matches(name, _VERBS, n=1))
+        return _fail(f"loopscope: no verb {name!r}; expected one of {', '.join(_VERBS)}.{near}", 2)
     try:
         import tyro
 
-        return tyro.cli(_load(name), prog=f"loopscope {name}", args=rest).run()
+        return int(tyro.cli(_load(name), prog=f"loopscope {name}", args=rest).run())
     except LoopscopeError as error:
         return _fail(f"loopscope {name}: {error}", 2 if isinstance(error, _QUESTION_WAS_WRONG) else 1)
     except ModuleNotFoundError as error:
-        return _missing(name, error)
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRAS:
+            raise
+        return _fail(
+            f"loopscope {name}: needs {package}, which is not installed. Install it with "
+            f"`pip install 'loopscope[{_EXTRAS[package]}]'`.",
+            2,
+        )
     except KeyboardInterrupt:
         return _fail(f"loopscope {name}: interrupted", 130)
     except BrokenPipeError:

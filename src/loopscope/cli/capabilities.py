@@ -30,10 +30,9 @@ class Capabilities(ModelFlags):
             console.print(f"note: {note}")
         columns = ("metric", "how", "reason")
         for table in dict.fromkeys(owner for owner, _ in found):
-            console.print(table)
             rows = [
                 (name, item.status, item.reason) for (owner, name), item in found.items() if owner == table
             ]
-            console.print(make_table(columns, rows, left=columns))
+            console.print(table, make_table(columns, rows, left=columns), sep="\n")
         found.require(self.require)
         return 0

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from loopscope.cli.console import make_console, make_table, plain, titled, working
+from loopscope.cli.flags import RunFlag
 from loopscope.store.read.compact import adopt_into_delta, compact_run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Compact:
+class Compact(RunFlag):
     """Write the live rows of a run as a dataset of few, large Parquet files, one folder per table.
 
     The run itself is left as it is. Exit status 0: every row is there; 1: some could not be read, and are named.
     """
 
-    path: Annotated[Path, tyro.conf.Positional]
-    """The run directory."""
     out: Path | None = None
     """Where to write; RUN/compact where not given."""
     delta: bool = False

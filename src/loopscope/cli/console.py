@@ -26,15 +26,12 @@ from rich.text import Text
 MISSING = "–"
 """Shown where there is no value; the reason follows where one is known."""
 
-_PIPE_WIDTH = 100
-
 
 def make_console(*, stderr: bool = False) -> Console:
     """A console on stdout (or stderr); in a pipe it is 100 columns wide, whatever the terminal is."""
-    stream = sys.stderr if stderr else sys.stdout
     return Console(
         stderr=stderr,
-        width=None if stream.isatty() else _PIPE_WIDTH,
+        width=None if (sys.stderr if stderr else sys.stdout).isatty() else 100,
         highlight=False,
         soft_wrap=False,
     )
@@ -53,8 +50,7 @@ def number(value: float | int | None, digits: int = 4) -> str:
     if value == 0:
         return "0"
     if 1e-3 <= abs(value) < 10**digits:
-        decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-        return f"{value:.{decimals}f}"
+        return f"{value:.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
     return f"{value:.{digits - 1}e}"
 
 
@@ -86,12 +82,14 @@ def make_table(
     for name in columns:
         table.add_column(name, justify="left" if name in left else "right", overflow="fold")
     for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else Text(_written(cell, digits)) for cell in row))
+        table.add_row(
+            *(
+                cell if isinstance(cell, Text)
+                else Text(plain(cell) if isinstance(cell, str) else number(cell, digits))
+                for cell in row
+            )
+        )  # fmt: skip
     return table
-
-
-def _written(cell: str | float | None, digits: int) -> str:
-    return plain(cell) if isinstance(cell, str) else number(cell, digits)
 
 
 def titled(title: str, table: Table) -> list[RenderableType]:

@@ -41,8 +41,7 @@ class CorpusVerb:
             ConfigError: an argument is missing or wrong.
         """
         if self.action == "list":
-            for name in available_corpora():
-                print(name)
+            print(*available_corpora(), sep="\n")
             return 0
         if not self.corpus:
             raise ConfigError(
@@ -106,12 +105,10 @@ def _licences(given: tuple[str, ...]) -> str | dict[str, str]:
 
 def _say_what_surprises(folder: Path, corpus: Corpus) -> None:
     """What a build did otherwise than its user may think."""
-    others = left_out(folder)
-    if others:
+    if others := left_out(folder):
         some = ", ".join(str(path.relative_to(folder)) for path in others[:3])
         print(f"left out: {len(others)} file(s) that are hidden or do not end in .txt, such as {some}")
-    long = [document.file for document in corpus.documents if len(document.text) > LONG_CHARS]
-    if long:
+    if long := [document.file for document in corpus.documents if len(document.text) > LONG_CHARS]:
         print(
             f"long: {len(long)} document(s) above {LONG_CHARS} characters, such as {long[0]}. A probe reads the "
             "beginning alone, while the repetition bucket is of the whole: cut them to what a probe reads"
@@ -127,15 +124,19 @@ def _show(corpus: Corpus) -> None:
     for domain in dict.fromkeys(document.domain for document in corpus.documents):
         members = [document for document in corpus.documents if document.domain == domain]
         buckets = Counter(document.repetition_bucket for document in members)
-        licences = ", ".join(sorted({document.licence for document in members}))
-        characters = sum(len(document.text) for document in members)
         rows.append(
-            (domain, len(members), characters, *(buckets[name] for name in get_args(Bucket)), licences)
+            (
+                domain,
+                len(members),
+                sum(len(document.text) for document in members),
+                *(buckets[name] for name in get_args(Bucket)),
+                ", ".join(sorted({document.licence for document in members})),
+            )
         )
-    console = make_console()
-    console.print(
-        make_table(["domain", "documents", "characters", *get_args(Bucket), "licence"], rows, left=["domain"])
-    )
-    console.print(
-        f"{corpus.name}: {len(corpus.documents)} documents as the manifest says, texts {corpus.text_hash}"
+    make_console().print(
+        make_table(
+            ["domain", "documents", "characters", *get_args(Bucket), "licence"], rows, left=["domain"]
+        ),
+        f"{corpus.name}: {len(corpus.documents)} documents as the manifest says, texts {corpus.text_hash}",
+        sep="\n",
     )

@@ -67,9 +67,7 @@ class Diff:
             settings = settings_between(a, b)
             found = {by: differences(a, b, window, by) for by in get_args(By)}
             apart = corpora_apart(a, b, window)
-        console.print(f"A: {_named(a)}", markup=False)
-        console.print(f"B: {_named(b)}", markup=False)
-        console.print()
+        console.print(f"A: {_named(a)}\nB: {_named(b)}\n", markup=False)
         if settings:
             columns = ("setting", "A", "B")
             table = make_table(columns, [(one.name, one.a, one.b) for one in settings], left=columns)
@@ -99,15 +97,15 @@ def _named(runs: Sequence[Run]) -> str:
 
 def _table(rows: Sequence[Difference], *, spread: bool) -> Table:
     order = list(dict.fromkeys((row.table, row.metric) for row in rows))
-    cells, previous = [], None
+    cells: list[dict[str, str | float | None]] = []
+    previous = None
     for row in sorted(rows, key=lambda row: order.index((row.table, row.metric))):
         name = f"{row.table}.{row.metric}"
-        spreads = [number(row.spread_a, 2)], [number(row.spread_b, 2)], ["*" if row.beyond else ""]
-        of_a, of_b, mark = spreads if spread else ([], [], [])
-        shown = name if name != previous else ""
-        cells.append((shown, row.place, row.a, *of_a, row.b, *of_b, row.change, *mark))
+        cells.append({
+            "metric": name if name != previous else "", "where": row.place, "A": row.a, "± A": number(row.spread_a, 2),
+            "B": row.b, "± B": number(row.spread_b, 2), "B − A": row.change, "": "*" if row.beyond else "",
+        })  # fmt: skip
         previous = name
-    columns = ["metric", "where", "A", "± A", "B", "± B", "B − A", ""]
-    if not spread:
-        columns = ["metric", "where", "A", "B", "B − A"]
-    return make_table(columns, cells, left=("metric", "where"))
+    # What is known of several runs only.
+    columns = [name for name in cells[0] if spread or name not in ("± A", "± B", "")]
+    return make_table(columns, [[of[name] for name in columns] for of in cells], left=("metric", "where"))

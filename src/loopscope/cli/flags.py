@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
 
 from loopscope.errors import ConfigError
 
 if TYPE_CHECKING:
     from loopscope.alerts import AlertOverrides
     from loopscope.capture.adapter import Adapter
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunFlag:
+    """One run."""
+
+    path: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Folder of the run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,9 +62,9 @@ class ModelFlags:
         from loopscope.capture.model_source import build_model
         from loopscope.capture.registry import resolve_adapter
 
-        overrides = None if self.config is None else load_overrides(self.config)
         found: Adapter = resolve_adapter(self.task, self.backend)(
-            build_model(self.model, self.backend), overrides=overrides
+            build_model(self.model, self.backend),
+            overrides=None if self.config is None else load_overrides(self.config),
         )
         return found
 

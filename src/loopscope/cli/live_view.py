@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from loopscope.alerts import Bounds
-from loopscope.analysis import Run
+from loopscope.analysis import Run, scope_of
 from loopscope.analysis.health_findings import findings
 from loopscope.analysis.liveness import liveness
 from loopscope.cli.console import make_table, number, plain, titled
@@ -21,10 +21,10 @@ from loopscope.cli.sections.rows import (
     fetch,
     gauges_line,
     label,
-    scope_note,
 )
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
+_STYLES = {"critical": "bold red", "warn": "yellow", "early": "dim"}
 _POINTS = 48
 _NARROW = 70
 """Columns below which a view leaves some of its own out: a number that is folded is another number."""
@@ -33,9 +33,13 @@ _NARROW = 70
 def view(run: Run, settings: Bounds = None, *, width: int = 100) -> Group:
     """Head, alerts, losses, the loop, worst visits, in `width` columns."""
     narrow = width < _NARROW
-    losses = _losses(run, _points(width, 26))
-    loop = _loop(run, _points(width, 27 if narrow else 56), narrow=narrow)
-    parts = [_head(run), _alerts(run, settings), losses, loop, _worst(run, narrow=narrow)]
+    parts = [
+        _head(run),
+        _alerts(run, settings),
+        _losses(run, _points(width, 26)),
+        _loop(run, _points(width, 27 if narrow else 56), narrow=narrow),
+        _worst(run, narrow=narrow),
+    ]
     return Group(*(line for part in parts if part for line in [*part, Text("")]))
 
 
@@ -57,8 +61,9 @@ def sparkline(values: Sequence[float | None]) -> str:
     if not known:
         return " " * len(values)
     low, span = min(known), (max(known) - min(known)) or 1.0
-    top = len(_BLOCKS) - 1
-    return "".join(" " if v is None else _BLOCKS[int((v - low) / span * top + 0.5)] for v in values)
+    return "".join(
+        " " if v is None else _BLOCKS[int((v - low) / span * (len(_BLOCKS) - 1) + 0.5)] for v in values
+    )
 
 
 def _head(run: Run) -> list[RenderableType]:
@@ -71,7 +76,9 @@ def _head(run: Run) -> list[RenderableType]:
     if not last:
         return [Text(f"{name}  [{state}]  no step yet", style="bold")]
     newest, oldest = last[0], last[-1]
-    line = f"{name}  [{state}]  step {newest['step']}  attempt {newest['attempt']}{scope_note(run, 'loss')}"
+    line = (
+        f"{name}  [{state}]  step {newest['step']}  attempt {newest['attempt']}{scope_of(run, 'loss').note}"
+    )
     if newest["tokens_seen"] is not None:
         line += f"  {newest['tokens_seen']:,} tokens"
     if newest["attempt"] == oldest["attempt"] and None not in (newest["elapsed_s"], oldest["elapsed_s"]):
@@ -79,8 +86,7 @@ def _head(run: Run) -> list[RenderableType]:
         if seconds > 0 and newest["tokens_seen"] is not None and oldest["tokens_seen"] is not None:
             line += f"  {number((newest['tokens_seen'] - oldest['tokens_seen']) / seconds, 3)} tokens/s"
     if newest["wall_time"] is not None:
-        age = max(0.0, (datetime.now(UTC) - newest["wall_time"]).total_seconds())
-        line += f"  last row {_ago(age)} ago"
+        line += f"  last row {_ago((datetime.now(UTC) - newest['wall_time']).total_seconds())} ago"
     return [Text(line, style="bold")]
 
 
@@ -105,18 +111,19 @@ def _loop(run: Run, points: int, *, narrow: bool) -> list[RenderableType]:
     )  # fmt: skip
     if not rows:
         return []
-    names = {"delta": "delta", "growth": "growth"}
-    if not narrow:
-        names = {"delta": "relative delta", "growth": "growth", "cosine": "cosine"}
+    delta = "delta" if narrow else "relative delta"
+    names = {"delta": delta, "growth": "growth"} | ({} if narrow else {"cosine": "cosine"})
     by_step = {step: [row for row in rows if row["r"] == step] for step in sorted({row["r"] for row in rows})}
     cells = [
         (f"{step - 1} → {step}", *(of[-1][name] for name in names), sparkline([row["delta"] for row in of]))
         for step, of in by_step.items()
     ]
-    columns = ["step" if narrow else "loop step", *names.values(), f"{names['delta']} over traces"]
+    columns = ["step" if narrow else "loop step", *names.values(), f"{delta} over traces"]
     table = make_table(columns, cells, left=columns[-1:])
-    title = f"The loop, mean over its layers' own values{scope_note(run, 'transition')}"
-    return [*titled(title, table), gauges_line(run, "transition", "residual")]
+    return [
+        *titled(f"The loop, mean over its layers' own values{scope_of(run, 'transition').note}", table),
+        gauges_line(run, "transition", "residual"),
+    ]
 
 
 def _worst(run: Run, *, narrow: bool) -> list[RenderableType]:
@@ -130,22 +137,21 @@ def _worst(run: Run, *, narrow: bool) -> list[RenderableType]:
     headings = ["visit", *(column.heading for column in columns), "of E"]
     cells = [(label(row), *(row[column.name] for column in columns), row["num_experts"]) for row in rows]
     table = make_table(headings, cells, left=("visit",))
-    title = f"Most overloaded visits at step {rows[0]['step']}{scope_note(run, 'router')}"
-    return [*titled(title, table), gauges_line(run, "router")]
+    return [
+        *titled(f"Most overloaded visits at step {rows[0]['step']}{scope_of(run, 'router').note}", table),
+        gauges_line(run, "router"),
+    ]
 
 
 def _alerts(run: Run, bounds: Bounds) -> list[RenderableType]:
     result = findings(run, bounds)
-    lines: list[RenderableType] = [Text("Alerts", style="bold")]
-    for found in result.found:
-        style = {"critical": "bold red", "warn": "yellow", "early": "dim"}[found.severity]
-        mark = "over" if found.over else found.severity
-        lines.append(
-            Text(plain(f"{mark}: {found.title}. {found.text}"), style="dim" if found.over else style)
-        )
-    if not result.found:
-        lines.append(Text("none" + (f". {result.judged}" if result.state == "young" else ""), style="dim"))
-    return lines
+    marks = [("over", "dim") if f.over else (f.severity, _STYLES[f.severity]) for f in result.found]
+    lines = [
+        Text(plain(f"{mark}: {found.title}. {found.text}"), style=style)
+        for found, (mark, style) in zip(result.found, marks, strict=True)
+    ]
+    none = Text("none" + (f". {result.judged}" if result.state == "young" else ""), style="dim")
+    return [Text("Alerts", style="bold"), *(lines or [none])]
 
 
 def _thin(values: Sequence[float | None], points: int) -> list[float | None]:
@@ -161,4 +167,4 @@ def _ago(seconds: float) -> str:
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
+    return f"{max(0.0, seconds):.0f} s"

@@ -33,10 +33,8 @@ class Metrics:
         wanted = tables if self.table is None else {self.table: None}
         if self.json:
             print(_as_json(wanted))
-            return 0
-        console = Console()
-        for name in wanted:
-            console.print(_rendered(name))
+        else:
+            Console().print(*(_rendered(name) for name in wanted))
         return 0
 
 

@@ -16,7 +16,6 @@ from loopscope.errors import ConfigError, ProbeError
 
 if TYPE_CHECKING:
     from loopscope.integrations.torchtitan.offline import OfflineSettings
-    from loopscope.integrations.torchtitan.offline_checkpoint import Legacy
     from loopscope.integrations.torchtitan.offline_compare import Comparison, VisitChange
     from loopscope.metrics.probe.compare import Interval
 
@@ -69,21 +68,36 @@ class Probe:
             ConfigError: the question was wrong.
             ProbeError: a checkpoint is incomplete or of another architecture.
         """
-        asked = [self.checkpoint, self.series, self.compare]
-        if sum(one is not None for one in asked) != 1:
+        if [self.checkpoint, self.series, self.compare].count(None) != 2:
             raise ConfigError("expected one of CHECKPOINT, --series DIR and --compare A B")
         check_least(self, seq_len=2, batch_size=1)
         from loopscope.models import cpu_compat
 
         cpu_compat.enable()
-        if self.compare is not None:
-            return self._compare(*self.compare)
-        return self._probe()
+        if self.compare is None:
+            return self._probe()
+        from loopscope.integrations.torchtitan.offline_compare import compare_checkpoints
+
+        _show(compare_checkpoints(*self.compare, self._settings()), *self.compare)
+        return 0
 
     def _settings(self) -> OfflineSettings:
         from loopscope.integrations.torchtitan.offline import OfflineSettings
+        from loopscope.integrations.torchtitan.offline_checkpoint import Legacy
         from loopscope.probe.deep import DeepSettings
 
+        legacy = None
+        if self.legacy is not None:
+            if self.layers is None or self.tokenizer is None or self.seq_len is None:
+                raise ConfigError(
+                    "--legacy needs --layers, --tokenizer and --seq-len, which no run.json tells"
+                )
+            legacy = Legacy(
+                code=self.legacy,
+                num_layers_in_stack=self.layers,
+                tokenizer_path=self.tokenizer,
+                seq_len=self.seq_len,
+            )
         return OfflineSettings(
             corpus=self.corpus,
             seq_len=self.seq_len,
@@ -92,21 +106,7 @@ class Probe:
             deep=None if self.deep == "no" else DeepSettings(shuffle_scope=self.deep),
             run=self.run_dir,
             tokenizer=self.tokenizer,
-            legacy=self._legacy(),
-        )
-
-    def _legacy(self) -> Legacy | None:
-        from loopscope.integrations.torchtitan.offline_checkpoint import Legacy
-
-        if self.legacy is None:
-            return None
-        if self.layers is None or self.tokenizer is None or self.seq_len is None:
-            raise ConfigError("--legacy needs --layers, --tokenizer and --seq-len, which no run.json tells")
-        return Legacy(
-            code=self.legacy,
-            num_layers_in_stack=self.layers,
-            tokenizer_path=self.tokenizer,
-            seq_len=self.seq_len,
+            legacy=legacy,
         )
 
     def _probe(self) -> int:
@@ -138,15 +138,8 @@ class Probe:
             bar = progress.add_task("probing", total=len(whole))
             steps = probe_checkpoints(whole, out, settings, progress=lambda step: progress.advance(bar))
         skipped = len(whole) - len(steps)
-        print(f"probed {len(steps)} checkpoint(s), {skipped} were done before, {refused} refused")
-        print(out)
+        print(f"probed {len(steps)} checkpoint(s), {skipped} were done before, {refused} refused\n{out}")
         return 1 if refused else 0
-
-    def _compare(self, first: Path, second: Path) -> int:
-        from loopscope.integrations.torchtitan.offline_compare import compare_checkpoints
-
-        _show(compare_checkpoints(first, second, self._settings()), first, second)
-        return 0
 
 
 def _show(found: Comparison, first: Path, second: Path) -> None:
@@ -165,13 +158,13 @@ def _show(found: Comparison, first: Path, second: Path) -> None:
         for label, change in zip(labels, found.visits, strict=True)
     ]
     columns = ["pos", "visit", "choice changed", "entropy, nats", "norm, relative", "reading"]
-    console.print(f"{first} → {second}", markup=False)
     together = (
         f"; mean [interval, documents resampled]; the table's {found.num_intervals} intervals hold together with 95%"
         if found.num_intervals
         else ""
     )
     console.print(
+        f"{first} → {second}\n"
         f"corpus {found.corpus_name} {found.corpus_hash[:12]}, {found.num_documents} documents{together}",
         markup=False,
     )
@@ -190,12 +183,9 @@ def _cell(interval: Interval | None) -> str:
         return MISSING
     if not math.isfinite(interval.mean):
         return "not finite"
-    if not interval.known:
-        return f"{interval.mean:.2g} (no interval)"
-    return f"{interval.mean:.2g} [{interval.low:.2g}, {interval.high:.2g}]"
+    bounds = f"[{interval.low:.2g}, {interval.high:.2g}]" if interval.known else "(no interval)"
+    return f"{interval.mean:.2g} {bounds}"
 
 
 def _reading(found: Interval | VisitChange) -> str:
-    if found.meaningful:
-        return "changed"
-    return "no meaningful difference" if found.known else "not known"
+    return "changed" if found.meaningful else "no meaningful difference" if found.known else "not known"

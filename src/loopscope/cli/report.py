@@ -37,17 +37,18 @@ class Report(RuleFlags):
         """
         from loopscope.report import write_report
 
-        settings = self.bounds()
-        console = make_console()
         with working("writing the report"):
             parts = write_report(
-                [open_run(path) for path in self.paths], self.out, settings=settings, by=self.by
+                [open_run(path) for path in self.paths], self.out, settings=self.bounds(), by=self.by
             )
+        console = make_console()
         for part in parts:
             # Names come from run.json: they are text, not markup.
             console.print(plain(f"{part.name}: {part.headline}"), markup=False)
             for found in part.findings.found:
-                state = "over" if found.over else found.severity
-                console.print(plain(f"  {state:<8}  {found.title}. {found.text}"), markup=False)
+                console.print(
+                    plain(f"  {'over' if found.over else found.severity:<8}  {found.title}. {found.text}"),
+                    markup=False,
+                )
         print(self.out)
         return 0

@@ -37,5 +37,6 @@ class Schemas:
 def _rendered(schema: TableSchema) -> object:
     headings = ("column", "type", "meaning")
     rows = [(column.name, column.type, column.formula) for column in schema.columns]
-    table = make_table(headings, rows, left=headings)
-    return Group(*titled(f"{schema.name} (version {schema.version})", table))
+    return Group(
+        *titled(f"{schema.name} (version {schema.version})", make_table(headings, rows, left=headings))
+    )

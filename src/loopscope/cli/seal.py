@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from loopscope.cli.console import make_console, working
+from loopscope.cli.flags import RunFlag
 from loopscope.store.seal.seal_run import seal_run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seal:
+class Seal(RunFlag):
     """Turn a run's journals into Parquet parts, and write the table of attempts anew.
 
     Readers of loopscope need no sealing; other engines read Parquet only. Journals that a living process writes are
     left alone. A run.json that is missing or damaged is put together from the rows. Exit status 0: everything else
     is sealed; 1: something could not be, and is named.
     """
-
-    path: Annotated[Path, tyro.conf.Positional]
-    """The run directory."""
 
     def run(self) -> int:
         """Seal and report."""

@@ -41,7 +41,7 @@ class Serve(RuleFlags):
         """
         import uvicorn
 
-        from loopscope.service import Access, make_app
+        from loopscope.service import make_app
 
         remote = not _is_loopback(self.host)
         if remote and not self.allow_remote:
@@ -52,15 +52,14 @@ class Serve(RuleFlags):
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port is {self.port}, expected 0 to 65535. Change --port.")
         token = (os.environ.get("LOOPSCOPE_TOKEN") or secrets.token_urlsafe(24)) if remote else None
-        settings = self.bounds()
-        app = make_app(self.root, access=Access(token=token), settings=settings)
+        app = make_app(self.root, token=token, settings=self.bounds())
         config = uvicorn.Config(app, host=self.host, port=self.port, log_level="warning", access_log=False)
         listening = config.bind_socket()
         # From now on a connection waits instead of being refused: whoever reads the address may use it at once.
         listening.listen()
-        port = listening.getsockname()[1]
-        shown = f"[{self.host}]" if ":" in self.host else self.host
-        print(f"http://{shown}:{port}/" + (f"?token={token}" if token else ""), flush=True)
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        query = f"?token={token}" if token else ""
+        print(f"http://{host}:{listening.getsockname()[1]}/{query}", flush=True)
         # It shuts down on Ctrl-C, and then hands the interruption on.
         with contextlib.suppress(KeyboardInterrupt):
             uvicorn.Server(config).run(sockets=[listening])
@@ -68,9 +67,6 @@ class Serve(RuleFlags):
 
 
 def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    with contextlib.suppress(ValueError):
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    return False

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
 
-import tyro
 from rich.console import Group
 
 from loopscope.analysis import open_run
 from loopscope.cli.console import make_console, working
-from loopscope.cli.sections import health, identity, loop, loss, probe, probe_deep, probe_overlap, router
+from loopscope.cli.flags import RunFlag
+from loopscope.cli.sections import health, identity, loop, loss, probe, router
 
-_SECTIONS = (identity, loss, router, loop, probe, probe_overlap, probe_deep, health)
+_SECTIONS = (
+    identity.section, loss.section, router.section, loop.section, probe.losses, probe.overlap, probe.deep,
+    health.section,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Summary:
+class Summary(RunFlag):
     """Show what a run saw: losses, the worst visits, loop convergence, the probe, health.
 
     Works while the run is being written, after a crash, and on a run that has hardly begun.
     """
-
-    path: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Folder of the run."""
 
     def run(self) -> int:
         """Print the summary; 0.
@@ -35,7 +33,7 @@ class Summary:
         console = make_console()
         with working("reading the run"):
             run = open_run(self.path)
-            parts = [Group(*section.section(run)) for section in _SECTIONS]
+            parts = [Group(*section(run)) for section in _SECTIONS]
         for index, part in enumerate(parts):
             if index:
                 console.print()

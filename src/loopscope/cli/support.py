@@ -31,8 +31,7 @@ class Support:
                 if not is_reviewed(task, backend):
                     console.print(f"{task} on {backend}: not reviewed, so nothing is claimed\n")
                     continue
-                console.print(f"{task} on {backend}")
                 columns = ("setting", "status", "why")
                 rows = [(entry.field, entry.status, entry.reason) for entry in gaps(task, backend)]
-                console.print(make_table(columns, rows, left=columns))
+                console.print(f"{task} on {backend}", make_table(columns, rows, left=columns), sep="\n")
         return 0

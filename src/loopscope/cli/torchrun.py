@@ -63,10 +63,9 @@ def run_ranks(
     if received:
         print(f"loopscope train: stopped by {signal.Signals(received[0]).name}", file=sys.stderr)
         return 128 + received[0]
-    if status == 0:
-        return 0
-    print(f"loopscope train: failed; what every rank printed lies below {log_dir}", file=sys.stderr)
-    return 2 if status == 2 else 1
+    if status:
+        print(f"loopscope train: failed; what every rank printed lies below {log_dir}", file=sys.stderr)
+    return status if status in (0, 2) else 1
 
 
 def _show(lines: Iterable[str], console: Console, steps: int) -> None:

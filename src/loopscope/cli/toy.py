@@ -49,24 +49,26 @@ class Toy:
             ConfigError: a flag is wrong; the message names it.
             RunExistsError: `out` holds another run.
         """
-        self._check()
-        try:
-            result = self._train()
-        except LeakError as error:
-            # Text only: the error's frames hold what leaked.
-            message = str(error)
-            print(f"loopscope toy: {message}", file=sys.stderr)
-            return 1
-        self._print(result)
-        return 0
-
-    def _check(self) -> None:
         check_least(self, steps=1, trace_every=0, probe_every=0, seed=0)
         if self.inject_leak is not None and self.trace_every == 0:
             raise ConfigError(
                 f"--inject-leak is {self.inject_leak!r} with --trace-every 0, expected tracing: without a trace "
                 "there is nothing to leak. Set --trace-every 1."
             )
+        try:
+            result = self._train()
+        except LeakError as error:
+            # Text only: the error's frames hold what leaked.
+            print(f"loopscope toy: {error}", file=sys.stderr)
+            return 1
+        first, last = number(result.losses[0]), number(result.losses[-1])
+        print(
+            f"task loss       {first} at step 1, {last} at step {self.steps} (nats per character)\n"
+            f"traced          {result.traced_steps} of {self.steps} steps, {result.probes} probes\n"
+            f"visits checked  {result.visits_checked}\n"
+            f"leaks           0\n{self.out}"
+        )
+        return 0
 
     def _train(self) -> ToyResult:
         # Here and not at the top: torch is imported by the run, not by the help.
@@ -84,8 +86,7 @@ class Toy:
         config = Loopscope.Config(
             out=self.out, trace_every=self.trace_every, probe_every=self.probe_every, on_error="raise"
         )
-        console = make_console(stderr=True)
-        with Loopscope(config) as scope, step_progress(console) as progress:
+        with Loopscope(config) as scope, step_progress(make_console(stderr=True)) as progress:
             scope.use_corpus(corpus)
             collector: LoopTraceCollector = scope.start(model)
             if self.inject_leak is not None:
@@ -103,11 +104,3 @@ class Toy:
                 seed=self.seed,
             )
             return train_toy(model, corpus, collector, settings, begin_step=begin_step)
-
-    def _print(self, result: ToyResult) -> None:
-        first, last = number(result.losses[0]), number(result.losses[-1])
-        print(f"task loss       {first} at step 1, {last} at step {self.steps} (nats per character)")
-        print(f"traced          {result.traced_steps} of {self.steps} steps, {result.probes} probes")
-        print(f"visits checked  {result.visits_checked}")
-        print("leaks           0")
-        print(self.out)

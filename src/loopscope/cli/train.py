@@ -77,7 +77,8 @@ class Train:
             rank_arguments(self, text),
             ranks=self.ranks,
             steps=self.steps,
-            environment=_environment(self.ranks),
+            # Each rank's threads would otherwise be as many as the machine's cores.
+            environment={"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.ranks)), **os.environ},
             out=self.out,
         )
 
@@ -142,8 +143,9 @@ def check_out(out: Path, *, resume: bool) -> None:
 
 def rank_arguments(train: Train, text: PreparedText | None) -> list[str]:
     """What each rank gets as arguments after the launcher's module, torchtitan's own flags last."""
-    arguments = ["--module", train.module, "--config", train.config]
     flags = {
+        "--module": train.module,
+        "--config": train.config,
         "--loopscope.out": str(train.out.resolve()),
         "--loopscope.trace-every": str(train.trace_every),
         "--loopscope.probe-every": str(train.probe_every),
@@ -155,21 +157,15 @@ def rank_arguments(train: Train, text: PreparedText | None) -> list[str]:
     if text is not None:
         flags["--hf-assets-path"] = str(text.tokenizer_path.resolve())
         flags["--dataloader.dataset-path"] = str(text.dataset_path.resolve())
-    arguments += [part for pair in flags.items() for part in pair]
     switches = {
         "--metrics.disable-color-printing": not sys.stdout.isatty(),
         "--loopscope.per-rank": train.per_rank,
         "--loopscope.resume": train.resume,
     }
-    arguments += [switch for switch, on in switches.items() if on]
-    arguments += train.torchtitan
-    # torchtitan makes a subcommand of the recompute policy: it must follow every flag.
-    if train.recompute != "none":
-        arguments.append(f"activation-checkpoint:{train.recompute}")
-    return arguments
-
-
-def _environment(ranks: int) -> dict[str, str]:
-    # Each rank's threads would otherwise be as many as the machine's cores.
-    threads = str(max(1, (os.cpu_count() or 1) // ranks))
-    return {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)}
+    return [
+        *(part for pair in flags.items() for part in pair),
+        *(switch for switch, on in switches.items() if on),
+        *train.torchtitan,
+        # torchtitan makes a subcommand of the recompute policy: it must follow every flag.
+        *([] if train.recompute == "none" else [f"activation-checkpoint:{train.recompute}"]),
+    ]

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from loopscope.cli.console import make_console, make_table, plain, titled, working
+from loopscope.cli.flags import RunFlag
 from loopscope.store.read.verify import verify_run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verify:
+class Verify(RunFlag):
     """Check every checksum, name, schema, sequence number and key of a run, and the live-row rule.
 
     Exit status 0: all is well; 1: something is wrong, and printed; 2: the folder is not a run.
     """
-
-    path: Annotated[Path, tyro.conf.Positional]
-    """The run directory."""
 
     def run(self) -> int:
         """Print what was checked and what is wrong."""
@@ -30,10 +24,9 @@ class Verify:
         rows = [(name, count, found.live[name]) for name, count in found.rows.items()]
         table = make_table(("table", "rows", "live"), rows, left=("table",))
         console.print(*titled(str(self.path), table), sep="\n")
-        for problem in found.problems:
-            console.print(plain(f"wrong ({problem.kind}): {problem}"), markup=False)
-        for note in found.notes:
-            console.print(plain(f"note ({note.kind}): {note}"), markup=False)
+        for word, problems in (("wrong", found.problems), ("note", found.notes)):
+            for problem in problems:
+                console.print(plain(f"{word} ({problem.kind}): {problem}"), markup=False)
         console.print(
             f"{found.parts} part(s) and {found.journals} journal(s) checked, {len(found.problems)} problem(s), "
             f"{found.lost_rows} row(s) known to be lost"

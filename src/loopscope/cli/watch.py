@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -53,12 +54,13 @@ class Watch(RuleFlags):
             console.print(self._look(console, settings))
             return 0
         try:
-            # They end the look as Ctrl-C does, so that the terminal gets its cursor back.
-            with signal_handlers(_interrupt, "SIGTERM", "SIGHUP"):
+            # They end the look as Ctrl-C does, so that the terminal gets its cursor back. The last picture stays on
+            # the screen; that somebody stopped looking is no error.
+            with (
+                suppress(KeyboardInterrupt),
+                signal_handlers(signal.default_int_handler, "SIGTERM", "SIGHUP"),
+            ):
                 self._follow(console, settings)
-        except KeyboardInterrupt:
-            # The last picture stays on the screen; that somebody stopped looking is no error.
-            pass
         except OSError as error:
             if error.errno not in (errno.EIO, errno.EPIPE):
                 raise
@@ -83,7 +85,3 @@ class Watch(RuleFlags):
                 time.sleep(self.every)
                 if live is None:
                     console.rule()
-
-
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt

@@ -4,7 +4,6 @@ folder → catalog.py (which runs there are) → views.py (what is read of one, 
 → app.py (routes, who may ask) → browser, scripts, monitoring
 """
 
-from loopscope.service.access import Access
 from loopscope.service.app import make_app
 
-__all__ = ["Access", "make_app"]
+__all__ = ["make_app"]

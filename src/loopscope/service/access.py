@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
 from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers
@@ -11,7 +10,6 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _COOKIE = "loopscope_token"
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _HEADERS = {
     b"x-content-type-options": b"nosniff",
     b"referrer-policy": b"no-referrer",
@@ -21,19 +19,17 @@ _HEADERS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Access:
-    """Without a token only requests that name this machine are answered, which keeps other sites' pages out."""
-
-    token: str | None = None
-    """Asked for in `Authorization: Bearer`, or once as ?token=, which becomes a cookie."""
-
-
 class Guard:
-    """ASGI middleware: checks the host or the token, and adds the headers that every answer has."""
+    """ASGI middleware: checks the host or the token, and adds the headers that every answer has.
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
-        self._app, self._access = app, access
+    Args:
+        app: answers.
+        token: asked for in `Authorization: Bearer`, or once as ?token=, which becomes a cookie. Without one only
+            requests that name this machine are answered, which keeps other sites' pages out.
+    """
+
+    def __init__(self, app: ASGIApp, token: str | None) -> None:
+        self._app, self._token = app, token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or hand on."""
@@ -49,16 +45,15 @@ class Guard:
                 ]  # fmt: skip
             await send(message)
 
-        refusal = self._refusal(scope)
-        await (refusal or self._app)(scope, receive, with_headers)
+        await (self._refusal(scope) or self._app)(scope, receive, with_headers)
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
-        token = self._access.token
+        token = self._token
         if token is None:
             host = headers.get("host", "")
             name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-            if name.strip("[]") in LOOPBACK:
+            if name.strip("[]") in ("127.0.0.1", "localhost", "::1"):
                 return None
             return PlainTextResponse("This service answers to 127.0.0.1 and localhost only.\n", 403)
         if secrets.compare_digest(headers.get("authorization", "").encode(), f"Bearer {token}".encode()):

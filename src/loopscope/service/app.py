@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from loopscope.analysis import open_run
 from loopscope.errors import ConfigError, LoopscopeError
 from loopscope.report.page import MOST_RUNS, asset, script_bundle
 from loopscope.report.run_page import shown_name
-from loopscope.service.access import Access, Guard
+from loopscope.service.access import Guard
 from loopscope.service.catalog import Catalog, CatalogEntry
 from loopscope.service.openapi import openapi
 from loopscope.service.prometheus import MOST_RUNS as MOST_GAUGED
@@ -38,8 +39,13 @@ _SCRAPE_S = 5.0
 """A scrape that takes longer would be given up by whoever asked."""
 
 
-def make_app(root: Path, *, access: Access | None = None, settings: Bounds = None) -> Starlette:
+def make_app(root: Path, *, token: str | None = None, settings: Bounds = None) -> Starlette:
     """The service over the runs below `root`, as an ASGI application.
+
+    Args:
+        root: folder of the runs.
+        token: whoever knows it may ask; without one this machine alone.
+        settings: bounds to judge by, instead of those that the runs were trained with.
 
     Raises:
         ConfigError: `root` is no folder.
@@ -61,16 +67,19 @@ def make_app(root: Path, *, access: Access | None = None, settings: Bounds = Non
         Route("/api/runs/{key}/charts", service.charts),
         Route("/api/runs/{key}/tables/{table}", service.table),
     ]
-    handlers: dict[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
-        LoopscopeError: _said, HTTPException: _refused,
-    }  # fmt: skip
-    guard = Middleware(Guard, access=access or Access())
-    return Starlette(routes=routes, middleware=[guard], exception_handlers=handlers)
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(Guard, token=token)],
+        exception_handlers={LoopscopeError: _refused, HTTPException: _refused},
+    )
 
 
 class _Service:
     def __init__(self, catalog: Catalog, views: CachedViews) -> None:
         self._catalog, self._views = catalog, views
+
+    async def _asked(self, request: Request) -> CatalogEntry:
+        return await self._entry(request.path_params["key"])
 
     async def _entry(self, key: str) -> CatalogEntry:
         entry = await run_in_threadpool(self._catalog.find, key)
@@ -85,18 +94,22 @@ class _Service:
         shown = entries[(page - 1) * _PER_PAGE : page * _PER_PAGE]
         states = await run_in_threadpool(lambda: [(entry, entry.state()) for entry in shown])
         nonce = secrets.token_urlsafe(16)
-        text = _templates().get_template("index.html.j2").render(
+        templates = jinja2.Environment(
+            loader=jinja2.PackageLoader("loopscope.service", "assets"),
+            autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
+        )  # fmt: skip
+        text = templates.get_template("index.html.j2").render(
             shown_name=shown_name,
             entries=states, total=len(entries), truncated=self._catalog.truncated, page=page, pages=pages, nonce=nonce,
             newest=f"{entries[0].key if entries else ''} {len(entries)}",
-            style=Markup(asset("report.css")), script=Markup(_own_asset("index.js")),
+            style=Markup(asset("report.css")),
+            script=Markup((Path(__file__).parent / "assets" / "index.js").read_text(encoding="utf-8")),
         )  # fmt: skip
         return _html(text, nonce)
 
     async def page(self, request: Request) -> Response:
-        entry = await self._entry(request.path_params["key"])
         nonce = secrets.token_urlsafe(16)
-        return _html(await self._views.page(entry, nonce), nonce)
+        return _html(await self._views.page(await self._asked(request), nonce), nonce)
 
     async def compare(self, request: Request) -> Response:
         by = request.query_params.get("by", "step")
@@ -120,9 +133,10 @@ class _Service:
         return [await self._entry(key) for key in keys]
 
     async def vega(self, request: Request) -> Response:
-        text = await run_in_threadpool(script_bundle)
         return Response(
-            text, media_type="text/javascript", headers={"cache-control": "private, max-age=86400"}
+            await run_in_threadpool(script_bundle),
+            media_type="text/javascript",
+            headers={"cache-control": "private, max-age=86400"},
         )
 
     async def metrics(self, request: Request) -> Response:
@@ -135,10 +149,8 @@ class _Service:
         for entry in chosen:
             if time.monotonic() > until:
                 break  # What was read is kept: the next scrape has the rest.
-            try:
+            with suppress(LoopscopeError):  # Deleted while we looked, or damaged: it has no gauges.
                 known.append((entry, states[entry.key], await self._views.headline(entry)))
-            except LoopscopeError:
-                continue  # Deleted while we looked, or damaged: it has no gauges.
         return PlainTextResponse(
             encoded(exposition(known, len(entries))), media_type="text/plain; version=0.0.4; charset=utf-8"
         )
@@ -153,32 +165,23 @@ class _Service:
         return Json({"runs": found, "total": len(entries), "truncated": len(entries) > len(found)})
 
     async def run(self, request: Request) -> Response:
-        entry = await self._entry(request.path_params["key"])
-        found = await self._views.headline(entry)
+        entry = await self._asked(request)
         about = await run_in_threadpool(_described, entry)
-        return Json(about | {"headline": found})
+        return Json(about | {"headline": await self._views.headline(entry)})
 
     async def version(self, request: Request) -> Response:
-        entry = await self._entry(request.path_params["key"])
-        version, state = await self._views.version(entry)
+        version, state = await self._views.version(await self._asked(request))
         if version == "gone":
             raise HTTPException(404, "the run is no longer there")
         return Json({"version": version, "state": state})
 
     async def charts(self, request: Request) -> Response:
-        entry = await self._entry(request.path_params["key"])
-        return Response(await self._views.charts(entry), media_type="application/json")
+        return Response(await self._views.charts(await self._asked(request)), media_type="application/json")
 
     async def table(self, request: Request) -> Response:
-        entry = await self._entry(request.path_params["key"])
-        query = dict(request.query_params)
-        return Json(
-            await run_in_threadpool(
-                lambda: steady(
-                    [entry], lambda: rows(open_run(entry.path), request.path_params["table"], query)
-                )
-            )
-        )
+        entry, table = await self._asked(request), request.path_params["table"]
+        read = partial(steady, [entry], lambda: rows(open_run(entry.path), table, request.query_params))
+        return Json(await run_in_threadpool(read))
 
 
 def _described(entry: CatalogEntry) -> dict[str, Any]:
@@ -198,28 +201,10 @@ def _html(text: str, nonce: str) -> Response:
     return HTMLResponse(encoded(text), headers={"content-security-policy": policy})
 
 
-async def _said(request: Request, error: Exception) -> Response:
-    status = 422 if isinstance(error, ConfigError) else 404
-    return _refusal(request, status, str(error))
-
-
 async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return _refusal(request, error.status_code, error.detail)
-
-
-def _refusal(request: Request, status: int, text: str) -> Response:
+    status, text = 422 if isinstance(error, ConfigError) else 404, str(error)
+    if isinstance(error, HTTPException):
+        status, text = error.status_code, error.detail
     if request.url.path.startswith("/api/"):
         return Json({"error": text}, status)
     return PlainTextResponse(encoded(text + "\n"), status)
-
-
-def _own_asset(name: str) -> str:
-    return (Path(__file__).parent / "assets" / name).read_text(encoding="utf-8")
-
-
-def _templates() -> jinja2.Environment:
-    loader = jinja2.PackageLoader("loopscope.service", "assets")
-    return jinja2.Environment(
-        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
-    )

@@ -50,28 +50,22 @@ class ResultCache:
             size: bytes of a result.
         """
         asked = time.monotonic()
-        async with self._lock(key):
+        # A lock lives as long as somebody holds it or waits for it.
+        async with self._locks.setdefault(key, asyncio.Lock()):
             found = self._made.get(key)
-            if found is not None and found.begun >= asked:
-                return found.result  # type: ignore[no-any-return]
-            begun = time.monotonic()
-            now = await run_in_threadpool(version)
-            if found is not None and found.version == now:
+            if found is None or found.begun < asked:
+                begun = time.monotonic()
+                now = await run_in_threadpool(version)
+                if found is None or found.version != now:
+                    result = await run_in_threadpool(make)
+                    found = _Made(version=now, result=result, size=size(result), begun=begun)
                 found.begun = begun
-                self._made.move_to_end(key)
-                return found.result  # type: ignore[no-any-return]
-            result = await run_in_threadpool(make)
-            self._keep(key, _Made(version=now, result=result, size=size(result), begun=begun))
-            return result
+                self._keep(key, found)
+            return found.result  # type: ignore[no-any-return]
 
     def _keep(self, key: Key, made: _Made) -> None:
         old = self._made.pop(key, None)
         self.bytes += made.size - (old.size if old is not None else 0)
-        self._made[key] = made
+        self._made[key] = made  # the last to go
         while len(self._made) > self._most or (self.bytes > self._most_bytes and len(self._made) > 1):
-            _, gone = self._made.popitem(last=False)
-            self.bytes -= gone.size
-
-    def _lock(self, key: Key) -> asyncio.Lock:
-        # Lives as long as somebody holds it or waits for it.
-        return self._locks.setdefault(key, asyncio.Lock())
+            self.bytes -= self._made.popitem(last=False)[1].size

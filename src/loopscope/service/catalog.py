@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import threading
 import time
@@ -80,20 +81,20 @@ class Catalog:
         return self._entries.get(key)
 
     def _look(self) -> None:
-        found: list[CatalogEntry] = []
+        manifests = list(itertools.islice(_manifests(self.root), _MOST + 1))
+        self.truncated = len(manifests) > _MOST
         seen: dict[Path, tuple[int, int, CatalogEntry]] = {}
-        self.truncated = False
-        for path, stat in _manifests(self.root):
-            if len(found) >= _MOST:
-                self.truncated = True
-                break
+        for path, stat in manifests[:_MOST]:
             sign = (stat.st_mtime_ns, stat.st_size)
             known = self._seen.get(path)
             entry = known[2] if known is not None and known[:2] == sign else self._entry(path.parent)
             seen[path] = (*sign, entry)
-            found.append(entry)
         self._seen = seen
-        found.sort(key=lambda e: (e.created is not None, e.created and e.created.timestamp()), reverse=True)
+        found = sorted(
+            (entry for *_, entry in seen.values()),
+            key=lambda e: (e.created is not None, e.created and e.created.timestamp()),
+            reverse=True,
+        )
         self._entries = {entry.key: entry for entry in found}
 
     def _entry(self, path: Path) -> CatalogEntry:
@@ -104,8 +105,7 @@ class Catalog:
             manifest = read_manifest(path)
         except StoreError as error:
             return named(name=path.name, run_id="", created=None, problem=str(error))
-        name = manifest.run_name or path.name
-        return named(name=name, run_id=manifest.run_id, created=manifest.created)
+        return named(name=manifest.run_name or path.name, run_id=manifest.run_id, created=manifest.created)
 
 
 def _manifests(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
@@ -126,11 +126,9 @@ def _manifests(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def _signs(path: Path) -> Iterator[tuple[str, int, int]]:
-    folders = [path, path / "journal", path / "attempts"]
     tables = path / "tables"
-    if tables.is_dir():
-        folders += [table for table in tables.iterdir() if table.is_dir()]
-    for folder in folders:
+    of_tables = tables.iterdir() if tables.is_dir() else ()
+    for folder in (path, path / "journal", path / "attempts", *of_tables):
         if folder.is_dir():
             for entry in os.scandir(folder):
                 # A holder of a lock touches it every few seconds: that changes no row.

@@ -33,8 +33,7 @@ def exposition(runs: Iterable[tuple[CatalogEntry, str, dict[str, Any]]], listed:
     for name, said in _GAUGES.items():
         lines += _head(name, said)
         for entry, _, found in known:
-            sample = found.get(name)
-            if sample is not None and math.isfinite(sample):
+            if (sample := found.get(name)) is not None and math.isfinite(sample):
                 lines.append(f"loopscope_{name}{{{_labels(entry)}}} {sample}")
     lines += _head("live", "1 while somebody writes the run")
     lines += [f"loopscope_live{{{_labels(entry)}}} {int(state == 'live')}" for entry, state, _ in known]
@@ -51,8 +50,5 @@ def _head(name: str, said: str) -> list[str]:
 
 
 def _labels(entry: CatalogEntry) -> str:
-    return f'run="{_escaped(entry.name[:_MOST_NAME])}",key="{entry.key}"'
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    name = entry.name[:_MOST_NAME].replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'run="{name}",key="{entry.key}"'

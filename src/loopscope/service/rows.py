@@ -35,40 +35,34 @@ def rows(run: Run, table: str, query: Mapping[str, str]) -> dict[str, Any]:
     if len(columns) > MOST_COLUMNS:
         raise ConfigError(f"got {len(columns)} columns, expected {MOST_COLUMNS} at most; ask twice")
     limit = number(query, "limit", 1000, 1, MOST_ROWS)
-    where = "true"
-    if "step" in known:
-        where = f"step between {number(query, 'from', 0)} and {number(query, 'to', 2**62)}"
-    if table not in run.tables:
-        return {"table": table, "columns": columns, "rows": [], "truncated": False}
-    order = "step" if "step" in known else "attempt"
+    chosen = (
+        f"where step between {number(query, 'from', 0)} and {number(query, 'to', 2**62)} order by step"
+        if "step" in known
+        else "order by attempt"
+    )
     names = ", ".join(f'"{name}"' for name in columns)
-    text = f"select {names} from {table} where {where} order by {order} limit {limit + 1}"
-    found = [[_plain(row[name]) for name in columns] for row in records(run, text)]
+    text = f"select {names} from {table} {chosen} limit {limit + 1}"
+    there = records(run, text) if table in run.tables else ()
+    found = [[_plain(row[name]) for name in columns] for row in there]
     return {"table": table, "columns": columns, "rows": found[:limit], "truncated": len(found) > limit}
 
 
 def number(query: Mapping[str, str], name: str, default: int, least: int = 0, most: int = 2**62) -> int:
-    """A whole number of a query.
+    """A whole number of a query, in decimal digits.
+
+    >>> number({"limit": "0012"}, "limit", 5), number({}, "limit", 5)
+    (12, 5)
 
     Raises:
-        ConfigError: it is none, or out of bounds.
+        ConfigError: it is none, has more digits than any step, or is out of bounds.
     """
     text = query.get(name)
     if text is None:
         return default
-    number = whole_number(text)
-    if number is None or not least <= number <= most:
+    is_whole = len(text) <= 40 and text.isascii() and text.isdigit()
+    if not is_whole or not least <= int(text) <= most:
         raise ConfigError(f"{name} is {text[:40]!r}, expected an integer from {least} to {most}")
-    return number
-
-
-def whole_number(text: str) -> int | None:
-    """A number in decimal digits; None for anything else, and for more digits than any step has.
-
-    >>> whole_number("0012"), whole_number("-1"), whole_number("0" * 5000), whole_number("")
-    (12, None, None, None)
-    """
-    return int(text) if len(text) <= 40 and text.isascii() and text.isdigit() else None
+    return int(text)
 
 
 def _plain(cell: Any) -> Any:

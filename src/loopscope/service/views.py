@@ -26,8 +26,6 @@ from loopscope.service.catalog import CatalogEntry
 from loopscope.service.responses import Json
 
 T = TypeVar("T")
-_KEPT = 512
-_KEPT_BYTES = 128 << 20
 _SMALL = 4096
 
 
@@ -38,7 +36,7 @@ class CachedViews:
         self._bounds = bounds
         # Stands where each answer's own nonce goes; nobody can guess it, so that no name of a run can hold it.
         self._nonce = secrets.token_hex(16)
-        self.cache = ResultCache(most=_KEPT, most_bytes=_KEPT_BYTES)
+        self.cache = ResultCache(most=512, most_bytes=128 << 20)
         """What is kept, and how large it is."""
 
     async def page(self, entry: CatalogEntry, nonce: str) -> str:
@@ -52,9 +50,9 @@ class CachedViews:
     async def comparison(self, entries: Sequence[CatalogEntry], by: Axis, nonce: str) -> str:
         """The page that compares runs."""
         keys = [entry.key for entry in entries]
-        live = "/api/compare/version?" + urlencode([("run", key) for key in keys])
 
         def make() -> str:
+            live = "/api/compare/version?" + urlencode([("run", key) for key in keys])
             part = comparison([open_run(e.path) for e in entries], [shown_name(e.name) for e in entries], by)
             return render([], part, "", live=live, nonce=self._nonce)
 
@@ -138,12 +136,14 @@ def headline(run: Run, bounds: Bounds = None) -> dict[str, Any]:
     if found["wall_time"] is not None:
         found["wall_time"] = found["wall_time"].isoformat()
     last = last_values(run)
-    found |= {GAUGES[key].name: at.value for key, at in last.items()}
-    found["skipped"] = {GAUGES[key].name: at.skipped for key, at in last.items() if at.skipped}
     result = findings(run, bounds)
-    found["health"] = result.state
-    found["findings"] = [
-        {"rule": f.rule, "severity": f.severity, "over": f.over, "title": f.title, "text": f.text}
-        for f in result.found
-    ]
-    return found
+    return {
+        **found,
+        **{GAUGES[key].name: at.value for key, at in last.items()},
+        "skipped": {GAUGES[key].name: at.skipped for key, at in last.items() if at.skipped},
+        "health": result.state,
+        "findings": [
+            {"rule": f.rule, "severity": f.severity, "over": f.over, "title": f.title, "text": f.text}
+            for f in result.found
+        ],
+    }

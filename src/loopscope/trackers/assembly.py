@@ -1,16 +1,23 @@
-"""Rows one by one → the values of whole steps."""
+"""Rows one by one → the values of whole steps. Their number does not depend on the model's depth."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from loopscope.catalog.gauge import scalars_of
+from loopscope.catalog.registry import GAUGES
 from loopscope.trackers.protocol import StepValues
-from loopscope.trackers.scalars import of_step
 from loopscope.trackers.visits import NEEDED, TableSchedule, visit_table
 
 Row = Mapping[str, Any]
+
+CORE_KEYS = (*GAUGES, "health/events", "health/dropped", "loopscope/attempt", "loopscope/tokens_seen")
+"""Every scalar but those of the user's own metrics; each has its place in a tracker's budget from the start."""
+
+CUSTOM = "custom:"
+"""Prefix of the health events that hold the user's own metrics, one per visit."""
 
 _TRACE = ("router", "residual", "transition")
 _ERRORS = ("error", "visit_failed")
@@ -50,17 +57,14 @@ class StepAssembler:
             row: with its run-level keys.
             dropped: rows that could not be written so far.
         """
-        if row.get("aggregation_scope", self._scope) != self._scope:
-            return
-        if table not in NEEDED:
+        if row.get("aggregation_scope", self._scope) != self._scope or table not in NEEDED:
             return
         step = row["step"]
         held = self._steps.setdefault(step, _Step())
         if row.get("tokens_seen") is not None:
             held.tokens = float(row["tokens_seen"])
         # Only what is needed: a row of a wide layer holds lists of hundreds of experts.
-        kept = {name: row[name] for name in NEEDED[table] if name in row}
-        held.tables.setdefault(table, []).append(kept)
+        held.tables.setdefault(table, []).append({name: row[name] for name in NEEDED[table] if name in row})
         if table == "loss":
             yield from self._up_to(step, dropped)
         elif table in _TRACE and step not in self._traced:
@@ -81,14 +85,12 @@ class StepAssembler:
     def _up_to(self, last: int, dropped: int) -> Iterator[StepValues]:
         self._traced = [step for step in self._traced if step > last]
         for step in sorted(step for step in self._steps if step <= last):
-            made = self._values(step, self._steps.pop(step), dropped)
-            if made is not None:
-                yield made
+            yield from self._values(step, self._steps.pop(step), dropped)
 
-    def _values(self, step: int, held: _Step, dropped: int) -> StepValues | None:
+    def _values(self, step: int, held: _Step, dropped: int) -> Iterator[StepValues]:
         scalars = of_step(held.tables)
         if not scalars:
-            return None
+            return
         if "health/coverage" in scalars or "loss" in held.tables:
             scalars |= {"health/events": float(self._events), "health/dropped": float(dropped + self._errors)}
         scalars["loopscope/attempt"] = float(self._attempt)
@@ -99,4 +101,26 @@ class StepAssembler:
         made = StepValues(step=step, scalars=scalars, visits=visits, show_table=shown)
         if visits is not None:
             self._unshown = None if shown else made
-        return made
+        yield made
+
+
+def of_step(tables: Mapping[str, Sequence[Row]]) -> dict[str, float]:
+    """Every gauge of the catalogue over one step's rows, and the user's own metrics; a null one is left out.
+
+    Args:
+        tables: table → the rows of the step that speak for the run.
+    """
+    return scalars_of(GAUGES.values(), tables) | _of_custom(tables.get("health", ()))
+
+
+def _of_custom(rows: Iterable[Row]) -> dict[str, float]:
+    """`custom/NAME_mean` and `_max` of the user's own metrics over visits."""
+    own: dict[str, list[float]] = {}
+    for row in rows:
+        if row["event"].startswith(CUSTOM) and row.get("value") is not None:
+            own.setdefault(row["event"].removeprefix(CUSTOM), []).append(row["value"])
+    return {
+        f"custom/{name}_{how}": value
+        for name, values in own.items()
+        for how, value in (("mean", sum(values) / len(values)), ("max", max(values)))
+    }

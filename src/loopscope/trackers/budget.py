@@ -37,24 +37,16 @@ class KeyBudget:
             )
 
     @property
-    def known(self) -> frozenset[str]:
-        """Keys that have a place, used or not."""
-        return frozenset(self._known)
-
-    @property
     def refused(self) -> tuple[str, ...]:
         """Keys that were refused, the first ones first; at most 1,000 are remembered."""
         return tuple(self._refused)
 
     def admit(self, values: Mapping[str, T]) -> dict[str, T]:
         """The values whose keys have a place, or still find one."""
-        admitted = {}
-        for key, value in values.items():
+        for key in values:
             if key not in self._known:
-                if len(self._known) >= self._limit:
-                    if len(self._refused) < _REMEMBERED:
-                        self._refused.setdefault(key)
-                    continue
-                self._known.add(key)
-            admitted[key] = value
-        return admitted
+                if len(self._known) < self._limit:
+                    self._known.add(key)
+                elif len(self._refused) < _REMEMBERED:
+                    self._refused.setdefault(key)
+        return {key: value for key, value in values.items() if key in self._known}

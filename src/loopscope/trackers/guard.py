@@ -6,33 +6,23 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Literal
 
 from loopscope.alerts import AlertNotice
 from loopscope.collect.error_text import describe
+from loopscope.trackers.assembly import CORE_KEYS
 from loopscope.trackers.budget import KeyBudget
 from loopscope.trackers.protocol import StepValues, Tracker
-from loopscope.trackers.scalars import CORE_KEYS
 
 _log = logging.getLogger("loopscope.trackers")
 
 MAX_FAILURES = 3
 """Failures in a row after which a tracker is switched off."""
-CLOSE_SECONDS = 30.0
-"""How long the end of training waits for a tracker."""
-
-BUSY_SECONDS = 1.0
-"""How long a step waits for a tracker that is telling an alert; three such steps in a row, and it is off."""
-
 Event = Literal["tracker_started", "tracker_failed", "tracker_keys"]
 
 
-class Tell(Protocol):
-    """Writes a health row about a tracker."""
-
-    def __call__(self, event: Event, detail: str, count: int | None = None) -> None:
-        """`detail` begins with the tracker's name."""
-        ...
+Tell = Callable[[Event, str, int | None], None]
+"""Writes a health row about a tracker: event, detail (which begins with the tracker's name), count."""
 
 
 class GuardedTracker:
@@ -48,8 +38,8 @@ class GuardedTracker:
         limit: keys it may have in all.
         on_error: "record" or "raise".
         tell: takes what happens to it.
-        close_seconds: how long `close` waits for it.
-        busy_seconds: how long `log` waits for an alert that it is telling.
+        close_seconds: how long `close`, at the end of training, waits for it.
+        busy_seconds: how long `log` waits for an alert that it is telling; three such steps in a row, and it is off.
     """
 
     def __init__(
@@ -60,8 +50,8 @@ class GuardedTracker:
         limit: int,
         on_error: Literal["record", "raise"],
         tell: Tell,
-        close_seconds: float = CLOSE_SECONDS,
-        busy_seconds: float = BUSY_SECONDS,
+        close_seconds: float = 30.0,
+        busy_seconds: float = 1.0,
     ) -> None:
         self.name = name
         self.is_on = False
@@ -83,10 +73,7 @@ class GuardedTracker:
         except Exception as error:
             if self._on_error == "raise":
                 raise
-            self._say(
-                "tracker_failed",
-                f"did not start, and is off: {describe(error)}",
-            )
+            self._say("tracker_failed", f"did not start, and is off: {describe(error)}")
             return
         self.is_on = True
         self._say("tracker_started", self._tracker.where)
@@ -102,8 +89,10 @@ class GuardedTracker:
         try:
             self._hand_over(self._tracker, values)
             self._in_a_row = 0
-        except Exception as error:  # noqa: BLE001  (raised again where that was asked for)
+        except Exception as error:
             self.missed += 1
+            if self._on_error == "raise":
+                raise
             self._failed(error)
 
     def alert(self, notice: AlertNotice) -> None:
@@ -157,8 +146,6 @@ class GuardedTracker:
             self._lock.release()
 
     def _failed(self, error: Exception) -> None:
-        if self._on_error == "raise":
-            raise error
         self._failures += 1
         self._in_a_row += 1
         if self._in_a_row >= MAX_FAILURES:
@@ -182,6 +169,5 @@ class GuardedTracker:
         )
 
     def _say(self, event: Event, text: str, count: int | None = None) -> None:
-        level = logging.INFO if event == "tracker_started" else logging.WARNING
-        _log.log(level, "%s: %s", self.name, text)
+        _log.log(logging.INFO if event == "tracker_started" else logging.WARNING, "%s: %s", self.name, text)
         self._tell(event, f"{self.name}: {text}", count)

@@ -32,8 +32,6 @@ class TrackerStart:
     """loopscope's version."""
     shared: Any = None
     """What the trainer started already and the tracker is to write into; None where it starts its own."""
-    key_limit: int = 60
-    """Keys that the tracker may have in all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

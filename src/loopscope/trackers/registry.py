@@ -49,10 +49,9 @@ def backend(name: str) -> Backend:
         return cast(Backend, import_module(f"{backends.__name__}.{name}"))
     point = _registered().get(name)
     if point is None:
-        known = ", ".join(known_trackers())
         raise ConfigError(
-            f"trackers names {name!r}, expected some of {known}. Another package can register a tracker under the "
-            f"entry point group {ENTRY_POINTS}."
+            f"trackers names {name!r}, expected some of {', '.join(known_trackers())}. Another package can register a "
+            f"tracker under the entry point group {ENTRY_POINTS}."
         )
     module: Backend = point.load()
     if not callable(getattr(module, "start", None)):
@@ -107,8 +106,8 @@ def start_trackers(
     for name in names:
         handle = shared.get(name)
         limit = KEY_LIMIT if handle is None else KEY_LIMIT - OF_THE_TRAINER
-        own = replace(start, shared=handle, key_limit=limit)
-        guarded = GuardedTracker(name, partial(_start, name, own), limit=limit, on_error=on_error, tell=tell)
+        own = partial(_start, name, replace(start, shared=handle))
+        guarded = GuardedTracker(name, own, limit=limit, on_error=on_error, tell=tell)
         guarded.start()
         started.append(guarded)
     return started

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from loopscope.catalog.registry import TABLES
@@ -52,22 +52,28 @@ def visit_table(step: int, tables: Mapping[str, Sequence[Row]]) -> VisitTable | 
         return None
     labels = visit_labels(columns_of(router, _KEYS))
     kept = evenly(list(zip(labels, router, strict=True)), MAX_ROWS)
-    others = [
-        ({row[_POSITION[table]]: row for row in _shown(table, tables.get(table, ()))}, _SHOWN[table])
+    others = {
+        table: {
+            row[_POSITION[table]]: row
+            for row in tables.get(table, ())
+            if all(row.get(name) == value for name, value in TABLES[table].shown_rows)
+        }
         for table in ("residual", "transition")
-    ]
-    rows = []
-    for label, row in kept:
-        cells = [step, label, *(row.get(name) for name in (*_KEYS, *_SHOWN["router"]))]
-        for by_position, names in others:
-            cells += [by_position.get(row["unrolled_pos"], {}).get(name) for name in names]
-        rows.append(tuple(cells))
-    return VisitTable(columns=COLUMNS, rows=tuple(rows), left_out=len(router) - len(kept))
-
-
-def _shown(table: str, rows: Iterable[Row]) -> Iterator[Row]:
-    wanted = TABLES[table].shown_rows
-    return (row for row in rows if all(row.get(name) == value for name, value in wanted))
+    }
+    rows = tuple(
+        (
+            step,
+            label,
+            *(row.get(name) for name in (*_KEYS, *_SHOWN["router"])),
+            *(
+                at.get(row["unrolled_pos"], {}).get(name)
+                for table, at in others.items()
+                for name in _SHOWN[table]
+            ),
+        )
+        for label, row in kept
+    )
+    return VisitTable(columns=COLUMNS, rows=rows, left_out=len(router) - len(kept))
 
 
 class TableSchedule:
@@ -80,9 +86,8 @@ class TableSchedule:
 
     def is_due(self, step: int) -> bool:
         """True where the table of `step` is to be shown; asking counts as showing."""
-        if self._last is not None and step < max(self._last + 1, self._last * GROWTH):
-            return False
-        if self.shown >= MAX_TABLES:
+        is_early = self._last is not None and step < max(self._last + 1, self._last * GROWTH)
+        if is_early or self.shown >= MAX_TABLES:
             return False
         self.shown, self._last = self.shown + 1, step
         return True

@@ -10,19 +10,20 @@ from loopscope.cli.console import make_table, plain, titled
 from loopscope.cli.sections.rows import fetch
 
 _STYLES = {"critical": "red", "warn": "yellow"}
-_ROUTINE = ("coverage", "probe_coverage", "timing", "trace_bytes")
+_ROUTINE = "'coverage', 'probe_coverage', 'timing', 'trace_bytes'"
 _DETAIL_CHARS = 160
 
 
 def section(run: Run) -> list[RenderableType]:
     """Coverage, events worth a look, what the reader could not trust, and the cost of tracing."""
-    parts: list[RenderableType] = [Text("Health", style="bold")]
-    parts += _coverage(run, "coverage", "traced step")
-    parts += _coverage(run, "probe_coverage", "probe")
-    parts += _events(run)
-    parts += [Text(plain(f"reader: {problem}"), style="red") for problem in run.problems]
-    parts += _cost(run)
-    return parts
+    return [
+        Text("Health", style="bold"),
+        _coverage(run, "coverage", "traced step"),
+        _coverage(run, "probe_coverage", "probe"),
+        *_events(run),
+        *(Text(plain(f"reader: {problem}"), style="red") for problem in run.problems),
+        *_cost(run),
+    ]
 
 
 def _rows_of(run: Run) -> str:
@@ -31,7 +32,7 @@ def _rows_of(run: Run) -> str:
     return "health" if newest in run.live else "health_all"
 
 
-def _coverage(run: Run, event: str, noun: str) -> list[RenderableType]:
+def _coverage(run: Run, event: str, noun: str) -> Text:
     rows = fetch(
         run,
         "health",
@@ -40,28 +41,26 @@ def _coverage(run: Run, event: str, noun: str) -> list[RenderableType]:
         f"from {_rows_of(run)} where event = '{event}' group by step order by step",
     )
     if not rows:
-        return [Text(f"coverage: no {noun} recorded", style="yellow")]
+        return Text(f"coverage: no {noun} recorded", style="yellow")
     bad = [row for row in rows if row["bad"]]
     if not bad:
-        text = (
-            f"every expected visit seen at all {len(rows)} {noun}(s), {rows[-1]['seen']} visits at the last"
+        return Text(
+            f"coverage: every expected visit seen at all {len(rows)} {noun}(s), {rows[-1]['seen']} visits at the last"
         )
-        return [Text(f"coverage: {text}")]
     text = (
         f"{len(bad)} of {len(rows)} {noun}(s) incomplete, first at step {bad[0]['step']}: {bad[0]['detail']}"
     )
-    return [Text(plain(f"coverage: {text}"), style="red")]
+    return Text(plain(f"coverage: {text}"), style="red")
 
 
 def _events(run: Run) -> list[RenderableType]:
-    routine = ", ".join(f"'{name}'" for name in _ROUTINE)
     rows = fetch(
         run,
         "health",
         "select event, severity, count(*) as rows, sum(coalesce(count, 1))::bigint as total, min(step) as "
         f"first, max(step) as last, arg_min(detail, step) as detail from {_rows_of(run)} "
         "where severity <> 'info' "
-        f"and event not in ({routine}) group by event, severity order by severity, total desc",
+        f"and event not in ({_ROUTINE}) group by event, severity order by severity, total desc",
     )
     if not rows:
         return [Text("events: none; nothing dropped, nothing non-finite, no error")]
@@ -81,7 +80,7 @@ def _short(text: str) -> str:
     return text if len(text) <= _DETAIL_CHARS else text[: _DETAIL_CHARS - 1] + "…"
 
 
-def _cost(run: Run) -> list[RenderableType]:
+def _cost(run: Run) -> list[Text]:
     rows = fetch(
         run,
         "health",

@@ -13,16 +13,14 @@ from loopscope.store import Attempt, LiveRange
 
 def section(run: Run) -> list[RenderableType]:
     """Name, identity, attempts, and rows per table."""
-    manifest = run.manifest
-    lines: list[RenderableType] = [
-        Text(plain(f"{manifest.run_name or run.path.name}  {manifest.run_id}"), style="bold"),
+    counts = [(name, fetch(run, name, f"select count(*) as n from {name}")[0]["n"]) for name in run.tables]
+    written = ", ".join(f"{name} {rows}" for name, rows in counts if rows)
+    return [
+        Text(plain(f"{run.manifest.run_name or run.path.name}  {run.run_id}"), style="bold"),
         *_progress(run),
         *_attempts(run),
+        Text(f"live rows: {written or 'none yet'}"),
     ]
-    counts = [(name, fetch(run, name, f"select count(*) as n from {name}")[0]["n"]) for name in run.tables]
-    written = [f"{name} {rows}" for name, rows in counts if rows]
-    lines.append(Text("live rows: " + (", ".join(written) if written else "none yet")))
-    return lines
 
 
 def _progress(run: Run) -> list[RenderableType]:
@@ -35,14 +33,11 @@ def _progress(run: Run) -> list[RenderableType]:
     if not found or not found[0]["steps"]:
         return [Text("no training step recorded yet", style="yellow")]
     row = found[0]
-    text = f"steps {row['first']}–{row['last']} ({row['steps']} recorded)"
-    if row["tokens"]:
-        text += f", {row['tokens']:,} tokens"
-    lines: list[RenderableType] = [Text(text)]
-    gap = row["last"] - row["first"] + 1 - row["steps"]
-    if gap:
+    tokens = f", {row['tokens']:,} tokens" if row["tokens"] else ""
+    lines = [Text(f"steps {row['first']}–{row['last']} ({row['steps']} recorded){tokens}")]
+    if gap := row["last"] - row["first"] + 1 - row["steps"]:
         lines.append(Text(f"{gap} step(s) between them have no loss row", style="yellow"))
-    return lines
+    return [*lines]
 
 
 def _attempts(run: Run) -> list[RenderableType]:

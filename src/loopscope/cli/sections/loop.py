@@ -9,11 +9,11 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from loopscope.analysis import Run
+from loopscope.analysis import Run, scope_of
 from loopscope.catalog.gauge import equal_sql
 from loopscope.catalog.registry import TABLES
 from loopscope.cli.console import make_table, titled
-from loopscope.cli.sections.rows import fetch, gauges_line, missing_note, scope_note
+from loopscope.cli.sections.rows import fetch, gauges_line, missing_note
 
 
 def section(run: Run) -> list[RenderableType]:
@@ -38,12 +38,9 @@ def section(run: Run) -> list[RenderableType]:
         ]
         cells += [("",)] * bool(cells) + [(step, *pairs[0]), *(("", *pair) for pair in pairs[1:])]
     table = make_table(["step", "loop step", *columns.values()], cells, digits=3)
-    layers = max(row["layers"] for row in found)
-    title = (
-        f"Loop convergence, one pass to the next (mean of {layers} layer(s){scope_note(run, 'transition')})"
-    )
+    layers = f"{max(row['layers'] for row in found)} layer(s){scope_of(run, 'transition').note}"
     return [
-        *titled(title, table),
+        *titled(f"Loop convergence, one pass to the next (mean of {layers})", table),
         *missing_note(found, list(columns)),
         _verdict(found),
         gauges_line(run, "transition", "residual"),

@@ -8,10 +8,10 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from loopscope.analysis import Run
+from loopscope.analysis import Run, scope_of
 from loopscope.catalog.registry import TABLES
 from loopscope.cli.console import make_table, titled
-from loopscope.cli.sections.rows import change, fetch, missing_note, scope_note
+from loopscope.cli.sections.rows import change, fetch, missing_note
 
 _CLOSURE_LIMIT = 1e-4
 
@@ -36,17 +36,9 @@ def section(run: Run) -> list[RenderableType]:
         (name, first[name], last[name], change(first[name], last[name]), low.get(name), low.get("step"))
         for name, low in lowest.items()
     ]
-    lowest = {
-        name: min((row for row in found if row[name] is not None), key=itemgetter(name), default={})
-        for name in columns
-    }
-    cells = [
-        (name, first[name], last[name], change(first[name], last[name]), low.get(name), low.get("step"))
-        for name, low in lowest.items()
-    ]
     table = make_table(["", "first", "last", "change", "lowest", "at step"], cells, left=[""])
     return [
-        *titled(f"Loss (nats{scope_note(run, 'loss')})", table),
+        *titled(f"Loss (nats{scope_of(run, 'loss').note})", table),
         *missing_note((first, last), columns),
         _closure(found),
         *_nonfinite(found),
@@ -54,15 +46,15 @@ def section(run: Run) -> list[RenderableType]:
 
 
 def _closure(found: list[dict[str, Any]]) -> Text:
-    checked = [row for row in found if row["closure_error"] is not None]
+    checked = [
+        (row["step"], abs(row["closure_error"]), abs(row["total_loss"] or 1.0))
+        for row in found
+        if row["closure_error"] is not None
+    ]
     if not checked:
         return Text("closure: not checked", style="yellow")
-    broken = [
-        row["step"]
-        for row in checked
-        if abs(row["closure_error"]) > _CLOSURE_LIMIT * max(1.0, abs(row["total_loss"] or 1.0))
-    ]
-    most = max(abs(row["closure_error"]) for row in checked)
+    broken = [step for step, error, total in checked if error > _CLOSURE_LIMIT * max(1.0, total)]
+    most = max(error for _, error, _ in checked)
     text = f"closure: |total − sum of parts| at most {most:.1e} over {len(checked)} step(s)"
     if broken:
         return Text(f"{text}; too large at {len(broken)} step(s), first {broken[0]}", style="red")

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from loopscope.analysis import Run
+from loopscope.analysis import Run, scope_of
 from loopscope.catalog.column import Column
 from loopscope.catalog.registry import TABLES
 from loopscope.cli.console import make_table, titled
@@ -21,10 +21,7 @@ from loopscope.cli.sections.rows import (
     gauges_line,
     label,
     missing_note,
-    scope_note,
 )
-
-_WORST = 5
 
 
 def section(run: Run) -> list[RenderableType]:
@@ -48,12 +45,14 @@ def section(run: Run) -> list[RenderableType]:
         "router",
         f"{visits}, w as (select *, row_number() over (partition by unrolled_pos order by {WORST} desc nulls last, "
         f"step) as place from v) select * from w where place = 1 order by {WORST} desc nulls last, unrolled_pos "
-        f"limit {_WORST}",
+        "limit 5",
     )
-    note = scope_note(run, "router")
-    by = router.by_name[WORST].heading
+    note = scope_of(run, "router").note
     return [
-        *titled(f"Worst visits of the whole run, by {by}{note}", _table(of_run, WORST_COLUMNS, at_step=True)),
+        *titled(
+            f"Worst visits of the whole run, by {router.by_name[WORST].heading}{note}",
+            _table(of_run, WORST_COLUMNS, at_step=True),
+        ),
         Text(""),
         *titled(
             f"Every depth at step {last[0]['step']}{note}; H: entropy as a share of its maximum",
@@ -65,10 +64,15 @@ def section(run: Run) -> list[RenderableType]:
 
 
 def _table(found: Sequence[dict[str, Any]], columns: Sequence[Column], *, at_step: bool = False) -> Table:
-    rows = []
-    for row in found:
-        visit = (row["unrolled_pos"], label(row), f"{row['num_experts']}/{row['top_k']}")
-        step = (row["step"],) if at_step else ()
-        rows.append((*visit, *step, *(row[column.name] for column in columns)))
+    rows = [
+        (
+            row["unrolled_pos"],
+            label(row),
+            f"{row['num_experts']}/{row['top_k']}",
+            *([row["step"]] if at_step else []),
+            *(row[column.name] for column in columns),
+        )
+        for row in found
+    ]
     headings = ("pos", "visit", "E/k", *(["at step"] if at_step else []), *(c.heading for c in columns))
     return make_table(headings, rows, left=["visit"], digits=3)

@@ -43,11 +43,6 @@ def fetch(run: Run, table: str, query: str) -> list[dict[str, Any]]:
     return list(records(run, query))
 
 
-def scope_note(run: Run, table: str) -> str:
-    """Whose rows these are, for a title; empty where they are the whole run's."""
-    return scope_of(run, table).note
-
-
 def label(row: Row) -> str:
     """What a row's visit is called; the row has VISIT_COLUMNS."""
     return visit_label(row["block"], row["loop_step"], row["layer_idx"], row["visit_index"])
@@ -55,10 +50,11 @@ def label(row: Row) -> str:
 
 def gauges_line(run: Run, *tables: str) -> Text:
     """The gauges of tables at their last step, by the keys that trackers know."""
-    found = []
-    for key, last in last_values(run, *tables).items():
-        without = f" ({last.skipped} rows without a value left out)" if last.skipped else ""
-        found.append(f"{key} {number(last.value)}{without}")
+    found = [
+        f"{key} {number(last.value)}"
+        + (f" ({last.skipped} rows without a value left out)" if last.skipped else "")
+        for key, last in last_values(run, *tables).items()
+    ]
     return Text("at the last step: " + ", ".join(found), style="dim")
 
 

@@ -48,8 +48,7 @@ class TensorBoardTracker:
             return
         if values.scalars:  # a table that comes once more at the end had its histograms
             for name in DISTRIBUTIONS:
-                numbers = [x for x in values.visits.column(name) if np.isfinite(x)]
-                if numbers:
+                if numbers := [x for x in values.visits.column(name) if np.isfinite(x)]:
                     self._writer.add_histogram(f"visits/{name}", np.asarray(numbers), values.step)
         if values.show_table:
             self._writer.add_text(VISITS, markdown(values.visits), values.step)
@@ -73,8 +72,9 @@ def start(begin: TrackerStart) -> TensorBoardTracker:
     if writer is None:
         from torch.utils.tensorboard import SummaryWriter
 
-        again = begin.first_step if begin.attempt > 1 else None
-        writer = SummaryWriter(str(begin.out / "tensorboard"), purge_step=again)
+        writer = SummaryWriter(
+            str(begin.out / "tensorboard"), purge_step=begin.first_step if begin.attempt > 1 else None
+        )
     about = {
         "run_id": begin.run_id,
         "run_name": begin.run_name,
@@ -98,6 +98,4 @@ def markdown(table: VisitTable) -> str:
 
 
 def _cell(value: Cell) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -21,7 +21,6 @@ INSTALL = "pip install 'loopscope[wandb]'"
 
 STEP = "loopscope/step"
 VISITS = "loopscope/visits"
-FINISH_SECONDS = 20
 
 _LEVELS = {"warn": "WARN", "critical": "ERROR"}
 _TITLE_LENGTH = 63  # W&B refuses titles of 64 characters and more
@@ -47,9 +46,13 @@ class WandbTracker:
         """One history row; where the table of visits is due, it is in it."""
         row: dict[str, Any] = {**values.scalars, STEP: values.step}
         for key in values.scalars.keys() - self._defined:
-            self._define(key)
+            self._run.define_metric(key, step_metric=STEP, step_sync=False)
+            self._defined.add(key)
         if values.show_table and values.visits is not None:
-            row[VISITS] = self._table(values)
+            import wandb
+
+            data = [list(visit) for visit in values.visits.rows]
+            row[VISITS] = wandb.Table(columns=list(values.visits.columns), data=data)
         if self._rows is None:
             self._run.log(row)
         else:
@@ -73,18 +76,6 @@ class WandbTracker:
                 )
         if self._is_own:
             self._run.finish()
-
-    def _define(self, key: str) -> None:
-        self._run.define_metric(key, step_metric=STEP, step_sync=False)
-        self._defined.add(key)
-
-    def _table(self, values: StepValues) -> Any:
-        import wandb
-
-        assert values.visits is not None
-        return wandb.Table(
-            columns=list(values.visits.columns), data=[list(row) for row in values.visits.rows]
-        )
 
 
 def start(begin: TrackerStart) -> WandbTracker:
@@ -130,20 +121,17 @@ def _own_run(begin: TrackerStart) -> Any:
         resume=word("RESUME", "allow"),
         dir=word("DIR", str(begin.out)),
         mode=word("MODE", None),
-        settings=wandb.Settings(**_finishing(wandb)),
+        # Without a bound, the end of training waits for an upload for as long as the network is gone.
+        settings=wandb.Settings(
+            **({"finish_timeout": 20} if "finish_timeout" in wandb.Settings.model_fields else {})
+        ),
     )
-
-
-def _finishing(wandb: Any) -> dict[str, Any]:
-    # Without a bound, the end of training waits for an upload for as long as the network is gone.
-    return {"finish_timeout": FINISH_SECONDS} if "finish_timeout" in wandb.Settings.model_fields else {}
 
 
 def _place(run: Any) -> str:
     if getattr(run.settings, "mode", None) == "disabled":
         return f"run {run.id}, which WANDB_MODE=disabled keeps from writing anything"
-    address = getattr(run, "url", None)
-    if address:
+    if address := getattr(run, "url", None):
         return str(address)
     folder = getattr(run.settings, "sync_dir", None)
     return f"run {run.id}, offline in {folder}" if folder else f"run {run.id}"
