@@ -46,11 +46,9 @@ def parse_overrides(text: str, where: str = "plan") -> dict[str, Any]:
         found = yaml.load(text, Loader=_Strict)
     except yaml.YAMLError as error:
         raise PlanError(f"{where}: {error}") from None
-    if found is None:
-        return {}
-    if not isinstance(found, Mapping):
+    if found is not None and not isinstance(found, Mapping):
         raise PlanError(f"{where} holds a {type(found).__name__}, expected a mapping: module name → fields.")
-    return dict(found)
+    return dict(found or {})
 
 
 def dump_plan(plan: CapturePlan) -> str:
@@ -58,10 +56,8 @@ def dump_plan(plan: CapturePlan) -> str:
 
     Custom reducers are left out: a file names them by import path, a bound one may have none.
     """
-    text: str = _yaml().safe_dump(
-        {name: spec.plain() for name, spec in plan.items()}, sort_keys=False, width=110
-    )
-    return text
+    plain = {name: spec.plain() for name, spec in plan.items()}
+    return str(_yaml().safe_dump(plain, sort_keys=False, width=110))
 
 
 def _yaml() -> Any:

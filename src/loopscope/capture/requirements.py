@@ -63,9 +63,12 @@ def requirement(tensor: str) -> Requirement:
     """The requirement that stands for a name in `Column.requires` or `Column.needs`."""
     if tensor not in _SHAPES:
         raise PlanError(f"no requirement {tensor!r}; known: {', '.join(_SHAPES)}")
-    pre_softmax = {"router_logits": True, "router_probs": False}.get(tensor)
-    state = "previous_residual" if tensor == "before_residual" else None
-    return Requirement(tensor, _SHAPES[tensor], pre_softmax, state=state)
+    return Requirement(
+        tensor,
+        _SHAPES[tensor],
+        pre_softmax={"router_logits": True, "router_probs": False}.get(tensor),
+        state="previous_residual" if tensor == "before_residual" else None,
+    )
 
 
 def requirements_by_metric() -> dict[tuple[str, str], tuple[Requirement, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import wraps
 from typing import Any, ClassVar, TypeVar
 
@@ -83,6 +83,4 @@ class RunSettings:
 
     def asks_for(self, name: str) -> bool:
         """True where the field was set to something else than its default."""
-        default = next(item.default for item in fields(self) if item.name == name)
-        assert default is not MISSING
-        return name in self.fields_set and getattr(self, name) != default
+        return name in self.fields_set and getattr(self, name) != getattr(type(self), name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, cast
 
 from loopscope.capture.capabilities import BackendSupport
 from loopscope.capture.errors import PlanError
@@ -39,8 +39,7 @@ class TorchAdapter(TorchModelAdapter):
     def expected_visits(self) -> tuple[VisitSpec, ...]:
         """The model's own promise, or the plan's."""
         if self.has_contract:
-            promised: tuple[VisitSpec, ...] = self.model.expected_visits()  # type: ignore[operator]
-            return promised
+            return tuple(self.model.expected_visits())  # type: ignore[operator]
         return super().expected_visits()
 
     def backend_support(self) -> BackendSupport:
@@ -74,8 +73,7 @@ class SinkRecording:
 
     def meta(self) -> TraceMeta:
         """The model's own."""
-        meta: TraceMeta = self._model.trace_meta()
-        return meta
+        return cast(TraceMeta, self._model.trace_meta())
 
     def blocks(self) -> list[str]:
         """A model that records itself names no modules."""
