@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from loopscope.capture.capabilities import BackendSupport
-from loopscope.capture.settings import RunSettings
 from loopscope.capture.spec import CapturePlan
 from loopscope.trace import TraceMeta, TracePoint, VisitSpec
 
@@ -83,8 +82,3 @@ class Adapter(Protocol):
 
     def losses(self, kwargs: Mapping[str, Any], output: Any) -> LossParts | None:
         """The objective's parts, where the output holds them."""
-
-
-def settings_of(adapter: Adapter, given: Mapping[str, Any]) -> RunSettings:
-    """The run's settings: what the user asked for, and what the model shows."""
-    return RunSettings(**{**adapter.settings(), **given})

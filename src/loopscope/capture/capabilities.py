@@ -62,8 +62,7 @@ class CapabilitySet(FrozenMapping[Key, Capability]):
             PlanError: a name is no metric, or is absent; with the reason.
         """
         for name in names:
-            meant = [key for key in self if name in (key[1], ".".join(key))]
-            if not meant:
+            if not (meant := [key for key in self if name in (key[1], ".".join(key))]):
                 known = {form for key in self for form in (key[1], ".".join(key))}
                 raise PlanError(f"require: no metric {name!r}.{suggestion(name, known)}")
             for key in meant:
@@ -79,8 +78,7 @@ class InvalidRequirementError(PlanError):
 
     def __init__(self, req: Requirement, problem: str) -> None:
         super().__init__(f"requirement {req.tensor}[{req.shape}] is not valid: {problem}.")
-        self.requirement = req
-        self.problem = problem
+        self.requirement, self.problem = req, problem
 
 
 def synthesize(requirements: Mapping[Key, Iterable[Requirement]], support: BackendSupport) -> CapabilitySet:
@@ -114,7 +112,6 @@ def _answer(req: Requirement, support: BackendSupport) -> Capability:
 
 def _joined(parts: list[Capability]) -> Capability:
     for status in ("absent", "transform"):
-        reasons = [part.reason for part in parts if part.status == status]
-        if reasons:
+        if reasons := [part.reason for part in parts if part.status == status]:
             return Capability(status, "; ".join(dict.fromkeys(reasons)))
     return Capability("direct")

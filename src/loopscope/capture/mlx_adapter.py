@@ -107,8 +107,7 @@ class MlxAdapter(PlanAdapter):
                 block, _, last = name.rpartition(".")
                 if last != "switch_mlp" or not name.startswith(layer + "."):
                     continue
-                kind = type(modules[block]).__name__
-                if kind not in FAMILIES:
+                if (kind := type(modules[block]).__name__) not in FAMILIES:
                     raise PlanError(f"{block} is a {kind}, expected one of {', '.join(FAMILIES)}.")
                 routing, declares = FAMILIES[kind]
                 spec = routing(modules[block])

@@ -11,7 +11,7 @@ from typing import Any
 
 from loopscope.capture.errors import PlanError
 from loopscope.capture.nearest import shortened, suggestion
-from loopscope.capture.override import CONTRACT, FIELDS, is_sentinel, read_override, resolve_field
+from loopscope.capture.override import CONTRACT, is_sentinel, read_override, resolve_field
 from loopscope.capture.spec import ROUTER_TENSORS, CapturePlan, CaptureSpec, enclosing
 
 
@@ -140,18 +140,16 @@ def _apply_glob(
     modules: Mapping[str, Any],
     where: str,
 ) -> None:
-    matched = [name for name in modules if name and fnmatchcase(name, key)]
-    if not matched:
+    if not (matched := [name for name in modules if name and fnmatchcase(name, key)]):
         raise PlanError(
             f"{where}: the glob matches no module."
             f"{suggestion(key.translate(str.maketrans('', '', '*?[]')), modules)}"
         )
     unknown = [name for name in matched if name not in boundaries]
     if unknown and not all(name in written and not is_sentinel(name, written[name]) for name in CONTRACT):
-        if len(unknown) == len(matched) or not set(written) <= set(FIELDS):
+        hint = f"{len(unknown)} of {len(matched)} matches are no boundaries"
+        if len(unknown) == len(matched):
             hint = "none of what it matches is a boundary"
-        else:
-            hint = f"{len(unknown)} of {len(matched)} matches are no boundaries"
         raise PlanError(
             f"{where}: {hint}: {shortened(unknown)}. Narrow the glob to derived boundaries, or declare the full "
             f"contract ({', '.join(CONTRACT)}) so that it inserts."

@@ -89,8 +89,7 @@ def plan_of_layers(
     found = []
     for layer, number, residual in layers:
         boundaries[layer] = CaptureSpec(tensors={"residual": residual}, layer=number)
-        moes = moes_of(layer)
-        if len(moes) > 1:
+        if len(moes := moes_of(layer)) > 1:
             raise CoverageError(f"{layer} has {len(moes)} routers ({', '.join(moes)}), expected at most one.")
         for inside in moes.values():
             found.append(number)

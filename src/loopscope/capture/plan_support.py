@@ -74,6 +74,5 @@ class PlanSupport:
             return "the router adds no bias to its scores"
         if req.tensor in _OBJECTIVE:
             return f"a forward's output does not tell {req.tensor}"
-        if req.tensor in self._direct:
-            return f"{req.tensor} is not local to a rank"
-        return f"no {req.tensor}: the plan captures none"
+        known = req.tensor in self._direct
+        return f"{req.tensor} is not local to a rank" if known else f"no {req.tensor}: the plan captures none"

@@ -60,8 +60,7 @@ def resolve_targets(backend: str, task: str | None = None) -> Adapters:
     Raises:
         ConfigError: (a ValueError) an unknown backend, or one that does not support `task`.
     """
-    found = adapters().get(backend)
-    if found is None:
+    if (found := adapters().get(backend)) is None:
         raise ConfigError(
             f"no backend {backend!r}; expected one of {', '.join(adapters())}."
             f"{suggestion(str(backend), adapters())}"

@@ -47,8 +47,7 @@ class Requirement:
     @property
     def problem(self) -> str | None:
         """Why no backend could ever meet it; None where it is valid."""
-        expected = _SHAPES.get(self.tensor)
-        if expected is None:
+        if (expected := _SHAPES.get(self.tensor)) is None:
             return f"no tensor {self.tensor!r} is known"
         if expected != self.shape:
             return f"{self.tensor} has axes {expected!r}, not {self.shape!r}"

@@ -38,9 +38,8 @@ class TorchAdapter(TorchModelAdapter):
 
     def expected_visits(self) -> tuple[VisitSpec, ...]:
         """The model's own promise, or the plan's."""
-        if self.has_contract:
-            return tuple(self.model.expected_visits())  # type: ignore[operator]
-        return super().expected_visits()
+        promised: Any = self.model.expected_visits if self.has_contract else super().expected_visits
+        return tuple(promised())
 
     def backend_support(self) -> BackendSupport:
         """A model with the contract hands over every tensor itself."""

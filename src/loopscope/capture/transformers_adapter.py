@@ -36,8 +36,7 @@ class TransformersAdapter(TorchModelAdapter):
                 f"{', '.join(FAMILIES)}. Use backend='torch' with a capture plan."
             )
         router_class, layer_class = _target(declared["router_logits"]), _target(declared["hidden_states"])
-        family = FAMILIES.get(router_class.__name__)
-        if family is None:
+        if (family := FAMILIES.get(router_class.__name__)) is None:
             raise PlanError(
                 f"the router class {router_class.__name__} is not known, expected one of {', '.join(FAMILIES)}. "
                 "Use backend='torch' with a capture plan that says how it routes."

@@ -108,7 +108,13 @@ class Window:
 
     def take(self, value: Any, name: str) -> Any:
         """What is kept of a value that a source named: a tensor without its graph, local to this rank."""
-        return _detached(value, name)
+        if isinstance(value, (tuple, list)):
+            raise ReconcileError(
+                f"{name} is a {type(value).__name__} of {len(value)}, expected a tensor; add [index]"
+            )
+        if not isinstance(value, torch.Tensor):
+            raise ReconcileError(f"{name} is {type(value).__name__}, expected a tensor")
+        return (value.to_local() if hasattr(value, "to_local") else value).detach()
 
     def blocks(self) -> list[str]:
         """The block of each visit so far, in call order."""
@@ -133,8 +139,7 @@ class Window:
                 )
 
     def _point(self, visit: _Visit, at: VisitSpec, checks: list[Any] | None) -> TracePoint:
-        residual = visit.residual
-        if residual.ndim != 3:
+        if (residual := visit.residual).ndim != 3:
             raise ReconcileError(
                 f"{visit.block}: residual is {tuple(residual.shape)}, expected [B, S, d]. Name the block's output "
                 "that has batch and sequence."
@@ -201,20 +206,9 @@ def _flat(router: Mapping[str, Tensor], residual: Tensor, spec: RoutingSpec, whe
         raise ReconcileError(f"{where}: router_logits or topk_idx was not handed over in this call.")
     raw = proof.Routing(logits, idx, flat("topk_weights"), router.get("expert_bias"), flat("router_probs"))
     proof.check_shapes(raw, spec, where)
-    tokens = residual.shape[0] * residual.shape[1]
-    if logits.shape[0] != tokens:
+    if logits.shape[0] != (tokens := residual.shape[0] * residual.shape[1]):
         raise ReconcileError(
             f"{where}: the router saw {logits.shape[0]} tokens, the block's output has {tuple(residual.shape[:2])} = "
             f"{tokens}. Sequences must not be sharded or packed between the two."
         )
     return raw
-
-
-def _detached(value: Any, name: str) -> Any:
-    if isinstance(value, (tuple, list)):
-        raise ReconcileError(
-            f"{name} is a {type(value).__name__} of {len(value)}, expected a tensor; add [index]"
-        )
-    if not isinstance(value, torch.Tensor):
-        raise ReconcileError(f"{name} is {type(value).__name__}, expected a tensor")
-    return (value.to_local() if hasattr(value, "to_local") else value).detach()

@@ -37,14 +37,9 @@ _CPU_DEVICE = SimpleNamespace(
 )
 
 
-def is_needed() -> bool:
-    """True where torch sees no accelerator."""
-    return not torch.accelerator.is_available()
-
-
 def enable() -> bool:
     """Apply the remedies where they are needed; idempotent. Returns whether they are in force."""
-    if not is_needed():
+    if torch.accelerator.is_available():
         return False
     _stub_triton_where_absent()
     from torchtitan.tools import utils
@@ -62,7 +57,7 @@ def prepare_fsdp(model: torch.nn.Module) -> None:
     torchtitan sets the gradient divide factor to 1.0, which becomes PREMUL_SUM, and gloo refuses that; a plain
     SUM is the same number.
     """
-    if not is_needed():
+    if torch.accelerator.is_available():
         return
     from torch.distributed.fsdp import FSDPModule
 
@@ -86,8 +81,7 @@ def init_like_unsharded(init: Callable[[torch.Tensor], Any]) -> Callable[[torch.
         if not isinstance(parameter, DTensor) or parameter.device.type != "cpu":
             init(parameter)
             return
-        whole = torch.empty(parameter.shape, dtype=parameter.dtype)
-        init(whole)
+        init(whole := torch.empty(parameter.shape, dtype=parameter.dtype))
         # Every rank holds the whole already; src_data_rank=None slices it without communication.
         parameter.copy_(
             distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)

@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 from loopscope.errors import ConfigError, LoopscopeError
+from loopscope.integrations.torchtitan.text import DATASET_NAME, register_dataset
 from loopscope.models import cpu_compat
 
 MODULE = "loopscope.integrations.torchtitan.configs"
@@ -27,11 +28,8 @@ def main(args: list[str] | None = None) -> int:
     trainer = None
     try:
         config = _parse(args)
-        if config.dataloader.dataset_path:
-            from loopscope.integrations.torchtitan.text import DATASET_NAME, register_dataset
-
-            if config.dataloader.dataset == DATASET_NAME:
-                register_dataset(DATASET_NAME, config.dataloader.dataset_path)
+        if config.dataloader.dataset_path and config.dataloader.dataset == DATASET_NAME:
+            register_dataset(DATASET_NAME, config.dataloader.dataset_path)
         trainer = config.build()
         trainer.train()
     except LoopscopeError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -123,8 +124,6 @@ def model_registry(flavor: str, **changes: object) -> ModelSpec:
     Raises:
         ConfigError: unknown flavour or field, or a shape that cannot be built.
     """
-    import dataclasses
-
     if flavor not in FLAVORS:
         raise ConfigError(f"flavour is {flavor!r}, expected one of {', '.join(sorted(FLAVORS))}")
     fields = {f.name for f in dataclasses.fields(LoopMoEShape)}
@@ -132,11 +131,10 @@ def model_registry(flavor: str, **changes: object) -> ModelSpec:
         raise ConfigError(
             f"LoopMoEShape has no field {', '.join(unknown)}; its fields are {', '.join(sorted(fields))}"
         )
-    shape = dataclasses.replace(FLAVORS[flavor], **changes)  # type: ignore[arg-type]
     return ModelSpec(
         name="loopmoe",
         flavor=flavor,
-        model=build_config(shape),
+        model=build_config(dataclasses.replace(FLAVORS[flavor], **changes)),  # type: ignore[arg-type]
         parallelize_fn=parallelize_loopmoe,
         pipelining_fn=None,
         post_optimizer_build_fn=None,

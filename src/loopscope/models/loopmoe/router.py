@@ -39,8 +39,7 @@ class RouterGate(Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """[B, S, d] in any float dtype → float32 logits [B, S, E]."""
-        bias = None if self.bias is None else self.bias.float()
-        return F.linear(input.float(), self.weight.float(), bias)
+        return F.linear(input.float(), self.weight.float(), None if self.bias is None else self.bias.float())
 
 
 class LoopRouter(TokenChoiceTopKRouter):
