@@ -24,15 +24,13 @@ _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 """Path components that compile, recompute and sharding wrappers add."""
 
 
-def plain_name(name: str) -> str:
-    """A module's name without what wrappers added."""
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
-
-
 def plain_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Name without wrappers → module; of a wrapper and what it wraps, the inner one."""
     inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-    return {plain_name(name): module for name, module in inner.named_modules(remove_duplicate=False)}
+    return {
+        ".".join(part for part in name.split(".") if part not in _WRAPPERS): module
+        for name, module in inner.named_modules(remove_duplicate=False)
+    }
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from loopscope.capture.requirements import Placement, Requirement
-from loopscope.capture.routing import RoutingSpec
 from loopscope.capture.spec import CapturePlan
 
 _FACTS = ("num_experts", "top_k", "score_func", "order", "normalised", "balancing", "shared_experts")
@@ -29,12 +28,10 @@ class PlanSupport:
     def facts(self) -> Mapping[str, str]:
         """What the plan says of the model's routing."""
         found = {"visits": str(len(self._plan.blocks())), "routers": str(len(self._routings))}
-        if self._routings:
-            first: RoutingSpec = self._routings[0]
-            for name in _FACTS:
-                values = dict.fromkeys(str(getattr(spec, name)) for spec in self._routings)
-                origin = first.sources.get(name)
-                found[name] = ", ".join(values) + (f"  ({origin})" if origin else "")
+        for name in _FACTS if self._routings else ():
+            values = dict.fromkeys(str(getattr(spec, name)) for spec in self._routings)
+            origin = self._routings[0].sources.get(name)
+            found[name] = ", ".join(values) + (f"  ({origin})" if origin else "")
         return found
 
     def supports_direct(self, req: Requirement) -> bool:

@@ -62,8 +62,7 @@ class RoutingSpec:
                     + (" Say 'unknown' where it is not known." if name == "balancing" else "")
                 )
         for name in ("num_experts", "top_k", "shared_experts"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int):
+            if isinstance(value := getattr(self, name), bool) or not isinstance(value, int):
                 raise PlanError(f"routing.{name} is {value!r}, expected an integer.")
         for name in ("normalised", "gate_bias", "dropless", "forced_balance"):
             if not isinstance(getattr(self, name), bool):

@@ -33,8 +33,6 @@ class SupportEntry:
     """"ignored": it changes nothing; "rejected": the run is stopped."""
     reason: str
     """Why, and what to do."""
-    issue: str | None = None
-    """Where it is tracked, if anywhere."""
     reads: bool = False
     """True where the pair's own code reads the field, to refuse or to half-honour it."""
 

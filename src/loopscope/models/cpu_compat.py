@@ -15,11 +15,6 @@ from typing import Any
 
 import torch
 
-
-def _total_memory(device: object = None) -> SimpleNamespace:
-    return SimpleNamespace(total_memory=max(1, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
-
-
 # What torchtitan asks of `torch.cuda`, answered for a CPU: one device for every rank, whatever LOCAL_RANK says, whose
 # work is synchronous. Without memory statistics torchtitan prints -1 instead of a number nobody measured. The name
 # also selects its table of peak FLOPS, where "cpu" is unknown.
@@ -30,7 +25,9 @@ _CPU_DEVICE = SimpleNamespace(
     current_device=lambda: 0,
     synchronize=lambda device=None: None,
     get_device_name=lambda device=None: "cpu",
-    get_device_properties=_total_memory,
+    get_device_properties=lambda device=None: SimpleNamespace(
+        total_memory=max(1, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    ),
     memory_stats=lambda device=None: {},
     reset_peak_memory_stats=lambda device=None: None,
     empty_cache=lambda: None,

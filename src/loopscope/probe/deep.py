@@ -43,10 +43,9 @@ class DeepSettings:
     """Of everything random; the same at every step, so that probes compare."""
 
     def __post_init__(self) -> None:
-        if self.shuffle_scope not in ("batch", "document"):
-            raise ConfigError(f"shuffle_scope is {self.shuffle_scope!r}, expected 'batch' or 'document'")
-        if self.readout not in ("tail", "head"):
-            raise ConfigError(f"readout is {self.readout!r}, expected 'tail' or 'head'")
+        for name, known in (("shuffle_scope", ("batch", "document")), ("readout", ("tail", "head"))):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}, expected {known[0]!r} or {known[1]!r}")
         for name, least in (("num_shuffles", 1), ("num_directions", 0), ("seed", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected >= {least}")

@@ -144,13 +144,12 @@ class Perturbations:
             amplified = [
                 one / start if start else math.nan for one, start in zip(absolute, injected, strict=True)
             ]
-            dense = visit.keys["num_experts"] == 0
             values: Row = {
                 "relative_distance": fmean(relative),
                 "relative_distance_min": min(relative),
                 "relative_distance_max": max(relative),
                 "amplification": fmean(amplified),
-                "flipped_share": None if dense else fmean(visit.flips) / visit.tokens,
+                "flipped_share": fmean(visit.flips) / visit.tokens if visit.keys["num_experts"] else None,
                 "distance_rate": self._rate(visit, relative=False),
                 "relative_rate": self._rate(visit, relative=True),
             }
@@ -175,15 +174,14 @@ class Perturbations:
             ),
             key=lambda one: one.loop_step,
         )
-        logs = []
-        for direction in range(len(self.injections)):
-            rate = geometric_rate(
+        rates = [
+            geometric_rate(
                 [
                     math.sqrt(one.distance[direction] / (one.square if relative and one.square else 1.0))
                     for one in passes
                 ]
             )
-            if rate is None:
-                return None
-            logs.append(math.log(rate))
-        return math.exp(fmean(logs))
+            for direction in range(len(self.injections))
+        ]
+        logs = [math.log(rate) for rate in rates if rate is not None]
+        return math.exp(fmean(logs)) if len(logs) == len(rates) else None

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import cast
 
 import numpy as np
 import torch
@@ -183,6 +184,4 @@ def saturation_rows(routing: RoutingRecorder, before: Chosen, from_step: int) ->
 
 
 def _int(visit: VisitRouting, name: str) -> int:
-    value = visit.keys[name]
-    assert isinstance(value, int)
-    return value
+    return cast(int, visit.keys[name])

@@ -80,8 +80,8 @@ def attach(
     """
     require = tuple(require)
     backend = backend or backend_of(model)
-    overrides = load_overrides(plan) if isinstance(plan, (str, Path)) else plan
-    adapter = resolve_adapter(task, backend)(model, overrides=overrides, **options)
+    plan = load_overrides(plan) if isinstance(plan, (str, Path)) else plan
+    adapter = resolve_adapter(task, backend)(model, overrides=plan, **options)
     given = {
         "trace_every": every,
         "num_microbatches": num_microbatches,

@@ -69,10 +69,9 @@ def _parse(args: list[str] | None) -> Any:
 
 def _report(error: LoopscopeError) -> None:
     rank = os.environ.get("RANK", "0")
-    if rank != "0" and str(error).startswith("rank 0: "):
-        return  # rank 0 says it itself
-    where = "" if rank == "0" else f" on rank {rank}"
-    print(f"loopscope{where}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    if rank == "0" or not str(error).startswith("rank 0: "):  # which rank 0 says itself
+        where = "" if rank == "0" else f" on rank {rank}"
+        print(f"loopscope{where}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -141,8 +141,8 @@ def _changes(one: _PerDocument, other: _PerDocument, draw: np.random.Generator) 
         for name, difference_D in _differences(visit, other.visits[position]).items()
     }
     shares = [name == "choice" for _, name in columns]
-    intervals = simultaneous_intervals(np.stack(list(columns.values()), axis=1), draw, shares=shares)
-    found = dict(zip(columns, intervals, strict=True))
+    changes_DC = np.stack(list(columns.values()), axis=1)
+    found = dict(zip(columns, simultaneous_intervals(changes_DC, draw, shares=shares), strict=True))
     return tuple(
         VisitChange(
             visit=visit.spec,

@@ -100,9 +100,8 @@ class TrainerProbe:
         now = time.perf_counter()
         self._seconds += now - start
         elapsed_s = now - self._began
-        share = self._seconds / elapsed_s
         detail = f"{now - start:.3f} s; all probes so far: {self._seconds:.3f} s of {elapsed_s:.3f} s"
-        collector.record_event(step, "probe_cost", "info", value=share, detail=detail)
+        collector.record_event(step, "probe_cost", "info", value=self._seconds / elapsed_s, detail=detail)
         # One exchange for both: what failed on any rank, and how long the period is from now on.
         by_rank = gather((failures, probe_stretch(self._seconds, elapsed_s)))
         for rank, (texts, _) in enumerate(by_rank):

@@ -32,8 +32,6 @@ _STDLIB_SKIPPED = frozenset(
 class SourceFile:
     """One file of the training text."""
 
-    path: Path
-    """Path on disk."""
     name: str
     """Its path relative to the root, with forward slashes; part of the content hash."""
     text: str
@@ -73,7 +71,7 @@ def stdlib_files(max_bytes: int = STDLIB_MAX_BYTES, root: Path | None = None) ->
         if found and text.strip() and size + len(raw) > max_bytes:
             break
         if text.strip():
-            found.append(SourceFile(path=root / name, name=name, text=text))
+            found.append(SourceFile(name=name, text=text))
             size += len(raw)
     if not found:
         raise ConfigError(
@@ -122,7 +120,7 @@ def user_files(path: Path) -> list[SourceFile]:
                 "out of the folder."
             )
         if text.strip():
-            found.append(SourceFile(path=full, name=name, text=text))
+            found.append(SourceFile(name=name, text=text))
     if (chars := sum(len(file.text) for file in found)) < MIN_CHARS:
         raise ConfigError(
             f"--text {path} holds {chars} characters of text in {len(found)} non-empty file(s); expected "

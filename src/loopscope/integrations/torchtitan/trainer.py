@@ -25,7 +25,7 @@ from loopscope.integrations.torchtitan.trackers import FLAGS, share_loggers, tra
 from loopscope.integrations.torchtitan.warm_up import compile_reductions
 from loopscope.session import Loopscope
 from loopscope.session.ranks import decide
-from loopscope.trace import ACTIVE_TRACE_SINK
+from loopscope.trace import ACTIVE_TRACE_SINK, TraceSink
 
 _RUN_ID, _ATTEMPT = "loopscope_run_id", "loopscope_attempt"
 
@@ -65,12 +65,21 @@ class LoopscopeTrainer(Trainer):
         # torchtitan's own MoE models get the trace contract through hooks; ours have it.
         self._observer = observe(self.model) if is_torchtitan_moe(self.model) else None
         check_model(self.model)
-        self._scale = self._aux_scale()
+        # The ranks that hold different tokens.
+        mesh = self.parallel_dims.get_optional_mesh("loss")
+        self._has_aux = hasattr(self.model, "aux_loss_factors")
+        lb_factor, z_factor = self.model.aux_loss_factors() if self._has_aux else (0.0, 0.0)
+        self._scale = AuxScale(
+            lb_factor=lb_factor,
+            z_factor=z_factor,
+            num_ranks=1 if mesh is None else mesh.size(),
+            num_microbatches=self.gradient_accumulation_steps,
+        )
         self.session.open(
             rank=dist.get_rank(),
             world_size=dist.get_world_size(),
             decide=decide,
-            reducer=self._reducer(),
+            reducer=None if mesh is None else GroupReducer(self.device, mesh.get_group()),
             expected_visits=self.model.expected_visits(),
             meta=self.model.trace_meta(),
             configuration=config.to_dict(),
@@ -143,17 +152,20 @@ class LoopscopeTrainer(Trainer):
             window = ACTIVE_TRACE_SINK.disarm() if self._tracing else None
         if window is not None:
             try:
-                assert self.session.collector is not None
-                self._headline |= self.session.collector.on_trace_step(
-                    self.step,
-                    window,
-                    self.model.trace_meta(),
-                    microbatch=self._microbatch,
-                    num_microbatches=self.gradient_accumulation_steps,
-                )
+                self._reduce(window)
             finally:
                 window.clear()
         return output, lb_loss, z_loss
+
+    def _reduce(self, window: TraceSink) -> None:
+        assert self.session.collector is not None
+        self._headline |= self.session.collector.on_trace_step(
+            self.step,
+            window,
+            self.model.trace_meta(),
+            microbatch=self._microbatch,
+            num_microbatches=self.gradient_accumulation_steps,
+        )
 
     def _note(
         self,
@@ -260,21 +272,3 @@ class LoopscopeTrainer(Trainer):
             self.session.close()
         finally:
             super().close()
-
-    # -- set-up -----------------------------------------------------------------------------------------------
-
-    def _reducer(self) -> GroupReducer | None:
-        """Merges over the ranks that hold different tokens: torchtitan's `loss` mesh."""
-        mesh = self.parallel_dims.get_optional_mesh("loss")
-        return None if mesh is None else GroupReducer(self.device, mesh.get_group())
-
-    def _aux_scale(self) -> AuxScale:
-        self._has_aux = hasattr(self.model, "aux_loss_factors")
-        lb_factor, z_factor = self.model.aux_loss_factors() if self._has_aux else (0.0, 0.0)
-        mesh = self.parallel_dims.get_optional_mesh("loss")
-        return AuxScale(
-            lb_factor=lb_factor,
-            z_factor=z_factor,
-            num_ranks=1 if mesh is None else mesh.size(),
-            num_microbatches=self.gradient_accumulation_steps,
-        )

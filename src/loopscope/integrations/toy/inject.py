@@ -54,14 +54,9 @@ def _closure(point: TracePoint) -> Callable[[], int]:
 
 def _exception(point: TracePoint) -> Exception:
     try:
-        _fail(point)
+        raise ValueError(f"a metric failed at unrolled_pos {point.unrolled_pos}")
     except ValueError as error:
         return error  # with its traceback, whose frames hold the point
-    raise AssertionError("unreachable")
-
-
-def _fail(point: TracePoint) -> None:
-    raise ValueError(f"a metric failed at unrolled_pos {point.unrolled_pos}")
 
 
 _RETAIN: dict[LeakKind, Callable[[TracePoint], object]] = {

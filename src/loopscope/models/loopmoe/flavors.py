@@ -71,8 +71,10 @@ class LoopMoEShape:
         for name in ("num_loop_steps", "num_layers_in_stack"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected >= 1")
-        for part in ("loop", "edge"):
-            experts, top_k = getattr(self, f"{part}_num_experts"), getattr(self, f"{part}_top_k")
+        for part, experts, top_k in (
+            ("loop", self.loop_num_experts, self.loop_top_k),
+            ("edge", self.edge_num_experts, self.edge_top_k),
+        ):
             if not 1 <= top_k <= experts:
                 raise ConfigError(
                     f"{part}_top_k is {top_k} with {part}_num_experts {experts}; expected 1 <= top_k <= num_experts"

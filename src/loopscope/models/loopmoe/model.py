@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -99,14 +100,12 @@ class LoopMoEModel(Decoder):
 
     def visits(self) -> Iterator[tuple[str, VisitSpec]]:
         """(name under `layers`, VisitSpec) of every visit of one forward, in execution order."""
-        config = self.config
-        num_stack, pos = config.num_layers_in_stack, 1
-        yield "head", _spec(config.layers[0], "head", 0)
-        for step in range(config.num_loop_steps):
-            for idx in range(num_stack):
-                pos = 1 + unrolled_position(step, idx, num_stack)
-                yield f"loop_{idx}", _spec(config.layers[1 + idx], "loop", pos, step, idx)
-        yield "tail", _spec(config.layers[-1], "tail", pos + 1)
+        head, *stack, tail = self.config.layers
+        yield "head", _spec(head, "head", 0)
+        for step, (idx, layer) in product(range(self.config.num_loop_steps), enumerate(stack)):
+            pos = 1 + unrolled_position(step, idx, len(stack))
+            yield f"loop_{idx}", _spec(layer, "loop", pos, step, idx)
+        yield "tail", _spec(tail, "tail", 1 + self.config.num_loop_steps * len(stack))
 
     def expected_visits(self) -> tuple[VisitSpec, ...]:
         """Every visit that one forward records, in depth order."""

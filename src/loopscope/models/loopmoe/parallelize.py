@@ -80,8 +80,8 @@ def parallelize_loopmoe(
         if mesh_dims is not None:
             options["dp_mesh_dims"] = mesh_dims
     else:
-        names = ["dp_replicate", "fsdp"] if parallel_dims.dp_replicate_enabled else ["fsdp"]
-        options["mesh"] = parallel_dims.get_mesh(names)
+        replicated = ["dp_replicate"] if parallel_dims.dp_replicate_enabled else []
+        options["mesh"] = parallel_dims.get_mesh([*replicated, "fsdp"])
     if training.enable_cpu_offload:
         options["offload_policy"] = CPUOffloadPolicy()
 
