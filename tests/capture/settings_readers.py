@@ -14,7 +14,7 @@ READERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "torchtitan": (
             "loopscope.integrations.torchtitan.moe_adapter",
-            "loopscope.integrations.torchtitan.support",
+            "loopscope.integrations.torchtitan.checks",
             "loopscope.capture.runtime",
         ),
         "torch": (*_ATTACH, "loopscope.capture.torch_adapter"),

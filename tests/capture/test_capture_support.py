@@ -7,8 +7,7 @@ from settings_readers import READERS, fields_read, fields_read_by
 
 from loopscope.capture import RunSettings, SupportEntry, check_config
 from loopscope.capture.registry import adapters
-from loopscope.capture.support import gaps, is_reviewed, preflight
-from loopscope.capture.support_table import SUPPORT
+from loopscope.capture.support import SUPPORT, gaps, is_reviewed, preflight
 from loopscope.errors import ConfigError, UnsupportedError
 
 PAIRS = [(task, backend) for backend, tasks in adapters().items() for task in tasks]

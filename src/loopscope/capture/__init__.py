@@ -22,7 +22,7 @@ _PUBLIC = {
     "Requirement": "requirements",
     "RoutingSpec": "routing",
     "RunSettings": "settings",
-    "SupportEntry": "support_table",
+    "SupportEntry": "support",
     "check_config": "support",
     "dump_plan": "files",
     "load_overrides": "files",

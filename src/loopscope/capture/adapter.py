@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from loopscope.capture.capabilities import BackendSupport
-from loopscope.capture.settings import RunSettings
 from loopscope.capture.spec import CapturePlan
 from loopscope.trace import TraceMeta, TracePoint, VisitSpec
 
@@ -34,19 +33,15 @@ class Recording(Protocol):
 
     def points(self, *, verify: bool = True) -> list[TracePoint]:
         """Every visit, proven. Raises CoverageError or ReconcileError."""
-        ...
 
     def meta(self) -> TraceMeta:
         """R and L of this forward."""
-        ...
 
     def blocks(self) -> list[str]:
         """The module name of each visit, in the order of `points`."""
-        ...
 
     def clear(self) -> None:
         """Let go of every tensor."""
-        ...
 
 
 @runtime_checkable
@@ -58,23 +53,18 @@ class Adapter(Protocol):
 
     def expected_visits(self) -> tuple[VisitSpec, ...]:
         """The visits of one forward; empty where their number is not fixed."""
-        ...
 
     def settings(self) -> Mapping[str, Any]:
         """Fields of `RunSettings` that the model itself shows (compiled, sharded, ...)."""
-        ...
 
     def backend_support(self) -> BackendSupport:
         """Answers one requirement at a time."""
-        ...
 
     def module(self, name: str) -> Any:
         """The module of this name in the plan."""
-        ...
 
     def listening(self) -> AbstractContextManager[Recording]:
         """Capture whatever forward runs in the body."""
-        ...
 
     def install(
         self,
@@ -83,21 +73,12 @@ class Adapter(Protocol):
     ) -> Callable[[], None]:
         """Call `before` and `after` (positional and keyword arguments, output, whether the forward failed) around every
         forward of the model; returns what undoes it."""
-        ...
 
     def is_training(self) -> bool:
         """True where the coming forward is one of training."""
-        ...
 
     def valid(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """[B, S] bool of tokens that are no padding; None where every token counts."""
-        ...
 
     def losses(self, kwargs: Mapping[str, Any], output: Any) -> LossParts | None:
         """The objective's parts, where the output holds them."""
-        ...
-
-
-def settings_of(adapter: Adapter, given: Mapping[str, Any]) -> RunSettings:
-    """The run's settings: what the user asked for, and what the model shows."""
-    return RunSettings(**{**adapter.settings(), **given})

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
+from itertools import chain
 from typing import Literal, Protocol
 
 from loopscope.capture.errors import PlanError
+from loopscope.capture.frozen import FrozenMapping
 from loopscope.capture.nearest import suggestion
 from loopscope.capture.requirements import Placement, Requirement
 
@@ -20,23 +21,18 @@ class BackendSupport(Protocol):
 
     def facts(self) -> Mapping[str, str]:
         """What is known of the model, for people: E, k, score function and where they were read."""
-        ...
 
     def supports_direct(self, req: Requirement) -> bool:
         """True where the tensor can be handed over as it is."""
-        ...
 
     def supports_transform(self, req: Requirement) -> bool:
         """True where it follows exactly from what can be handed over."""
-        ...
 
     def supports_state(self, component: str, dtype: str, placement: Placement) -> bool:
         """True where `component` may be kept between visits in this dtype and placement."""
-        ...
 
     def why_absent(self, req: Requirement) -> str:
         """One clause that says why a requirement is not met."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,24 +45,12 @@ class Capability:
     """Why it is absent, or what it is derived from; empty where it is direct."""
 
 
-class CapabilitySet(Mapping[Key, Capability]):
+class CapabilitySet(FrozenMapping[Key, Capability]):
     """(table, column) → Capability; immutable."""
-
-    def __init__(self, found: Mapping[Key, Capability]) -> None:
-        self._found = MappingProxyType(dict(found))
-
-    def __getitem__(self, key: Key) -> Capability:
-        return self._found[key]
-
-    def __iter__(self) -> Iterator[Key]:
-        return iter(self._found)
-
-    def __len__(self) -> int:
-        return len(self._found)
 
     def absent(self) -> dict[str, str]:
         """`table.column` → reason, of the metrics that are not there."""
-        return {f"{key[0]}.{key[1]}": item.reason for key, item in self.items() if item.status == "absent"}
+        return {".".join(key): item.reason for key, item in self.items() if item.status == "absent"}
 
     def require(self, names: Iterable[str]) -> None:
         """Check metrics that were asked for explicitly.
@@ -77,20 +61,16 @@ class CapabilitySet(Mapping[Key, Capability]):
         Raises:
             PlanError: a name is no metric, or is absent; with the reason.
         """
-        by_name: dict[str, list[Key]] = {}
-        for key in self:
-            by_name.setdefault(key[1], []).append(key)
-            by_name.setdefault(f"{key[0]}.{key[1]}", []).append(key)
         for name in names:
-            if name not in by_name:
-                raise PlanError(f"require: no metric {name!r}.{suggestion(name, by_name)}")
-            missing = [key for key in by_name[name] if self[key].status == "absent"]
-            if missing:
-                table, column = missing[0]
-                raise PlanError(
-                    f"require: {table}.{column} is absent: {self[missing[0]].reason}. Drop it from `require`, or "
-                    "capture what it needs. `loopscope capabilities` lists what this model gives."
-                )
+            if not (meant := [key for key in self if name in (key[1], ".".join(key))]):
+                known = {form for key in self for form in (key[1], ".".join(key))}
+                raise PlanError(f"require: no metric {name!r}.{suggestion(name, known)}")
+            for key in meant:
+                if self[key].status == "absent":
+                    raise PlanError(
+                        f"require: {'.'.join(key)} is absent: {self[key].reason}. Drop it from `require`, or "
+                        "capture what it needs. `loopscope capabilities` lists what this model gives."
+                    )
 
 
 class InvalidRequirementError(PlanError):
@@ -98,8 +78,7 @@ class InvalidRequirementError(PlanError):
 
     def __init__(self, req: Requirement, problem: str) -> None:
         super().__init__(f"requirement {req.tensor}[{req.shape}] is not valid: {problem}.")
-        self.requirement = req
-        self.problem = problem
+        self.requirement, self.problem = req, problem
 
 
 def synthesize(requirements: Mapping[Key, Iterable[Requirement]], support: BackendSupport) -> CapabilitySet:
@@ -113,15 +92,11 @@ def synthesize(requirements: Mapping[Key, Iterable[Requirement]], support: Backe
         InvalidRequirementError: a requirement is semantically invalid; the backend is never asked about it.
     """
     wanted = {key: tuple(reqs) for key, reqs in requirements.items()}
-    for reqs in wanted.values():
-        for req in reqs:
-            if req.problem is not None:
-                raise InvalidRequirementError(req, req.problem)
-    answers: dict[Requirement, Capability] = {}
-    for reqs in wanted.values():
-        for req in reqs:
-            if req not in answers:
-                answers[req] = _answer(req, support)
+    each = dict.fromkeys(chain.from_iterable(wanted.values()))
+    for req in each:
+        if req.problem is not None:
+            raise InvalidRequirementError(req, req.problem)
+    answers = {req: _answer(req, support) for req in each}
     return CapabilitySet({key: _joined([answers[req] for req in reqs]) for key, reqs in wanted.items()})
 
 
@@ -137,7 +112,6 @@ def _answer(req: Requirement, support: BackendSupport) -> Capability:
 
 def _joined(parts: list[Capability]) -> Capability:
     for status in ("absent", "transform"):
-        reasons = [part.reason for part in parts if part.status == status]
-        if reasons:
+        if reasons := [part.reason for part in parts if part.status == status]:
             return Capability(status, "; ".join(dict.fromkeys(reasons)))
     return Capability("direct")

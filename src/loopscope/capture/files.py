@@ -27,30 +27,29 @@ def parse_overrides(text: str, where: str = "plan") -> dict[str, Any]:
     """As `load_overrides`, from text."""
     yaml = _yaml()
 
-    class _Strict(yaml.SafeLoader):  # type: ignore[misc]  # loaded at run time
-        pass
+    strict: Any = type("Strict", (yaml.SafeLoader,), {})  # the loader's own class stays as it is
 
     def no_twice(loader: Any, node: Any, deep: bool = False) -> dict[Any, Any]:
         keys = [loader.construct_object(key, deep=True) for key, _ in node.value]
         for index, key in enumerate(keys):
             if key in keys[:index]:
-                line = node.value[index][0].start_mark.line + 1
-                raise PlanError(f"{where}, line {line}: key {key!r} stands there twice; keep one.")
+                raise PlanError(
+                    f"{where}, line {node.value[index][0].start_mark.line + 1}: key {key!r} stands there twice; "
+                    "keep one."
+                )
         return {
             key: loader.construct_object(value, deep=True)
             for key, (_, value) in zip(keys, node.value, strict=True)
         }
 
-    _Strict.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, no_twice)
+    strict.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, no_twice)
     try:
-        found = yaml.load(text, Loader=_Strict)
+        found = yaml.load(text, Loader=strict)
     except yaml.YAMLError as error:
         raise PlanError(f"{where}: {error}") from None
-    if found is None:
-        return {}
-    if not isinstance(found, Mapping):
+    if found is not None and not isinstance(found, Mapping):
         raise PlanError(f"{where} holds a {type(found).__name__}, expected a mapping: module name → fields.")
-    return dict(found)
+    return dict(found or {})
 
 
 def dump_plan(plan: CapturePlan) -> str:
@@ -58,10 +57,8 @@ def dump_plan(plan: CapturePlan) -> str:
 
     Custom reducers are left out: a file names them by import path, a bound one may have none.
     """
-    text: str = _yaml().safe_dump(
-        {name: spec.plain() for name, spec in plan.items()}, sort_keys=False, width=110
-    )
-    return text
+    plain = {name: spec.plain() for name, spec in plan.items()}
+    return str(_yaml().safe_dump(plain, sort_keys=False, width=110))
 
 
 def _yaml() -> Any:

@@ -24,15 +24,13 @@ _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 """Path components that compile, recompute and sharding wrappers add."""
 
 
-def plain_name(name: str) -> str:
-    """A module's name without what wrappers added."""
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
-
-
 def plain_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Name without wrappers → module; of a wrapper and what it wraps, the inner one."""
     inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-    return {plain_name(name): module for name, module in inner.named_modules(remove_duplicate=False)}
+    return {
+        ".".join(part for part in name.split(".") if part not in _WRAPPERS): module
+        for name, module in inner.named_modules(remove_duplicate=False)
+    }
 
 
 @contextmanager
@@ -48,13 +46,12 @@ def listening(model: nn.Module, plan: CapturePlan) -> Iterator[Window]:
     window = Window(plan)
     with ExitStack() as stack:
         for name, boundary in boundaries_of(plan).items():
-            module = modules.get(name)
-            if module is None:
+            if name not in modules:
                 raise CoverageError(
                     f"the model has no module {name!r} any more; it was there when the plan was made. Change the "
                     "structure of the model before attaching."
                 )
-            handle = module.register_forward_hook(_hook(window, boundary), with_kwargs=True)
+            handle = modules[name].register_forward_hook(_hook(window, boundary), with_kwargs=True)
             stack.callback(handle.remove)
         if has_compiled(model):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -63,8 +60,7 @@ def listening(model: nn.Module, plan: CapturePlan) -> Iterator[Window]:
 
 def has_compiled(model: nn.Module) -> bool:
     """True where the model, or a part of it, is compiled."""
-    frame: Any = sys.modules.get("torch._dynamo.eval_frame")
-    kind = getattr(frame, "OptimizedModule", ())
+    kind = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", ())
     return any(
         isinstance(module, kind) or getattr(module, "_compiled_call_impl", None) is not None
         for module in model.modules()
@@ -99,9 +95,6 @@ class RootHook:
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Call the function."""
         self.function(*args, **kwargs)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
-        return nothing
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_nothing, ())

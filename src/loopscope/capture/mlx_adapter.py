@@ -58,8 +58,11 @@ def _every(args: Any, layer: int) -> bool:
 
 
 def _qwen(args: Any, layer: int) -> bool:
-    sparse = args.num_experts > 0 and (layer + 1) % args.decoder_sparse_step == 0
-    return bool(sparse and layer not in args.mlp_only_layers)
+    return bool(
+        args.num_experts > 0
+        and (layer + 1) % args.decoder_sparse_step == 0
+        and layer not in args.mlp_only_layers
+    )
 
 
 FAMILIES: Mapping[str, tuple[Callable[[Any], RoutingSpec], Callable[[Any, int], bool]]] = {
@@ -101,19 +104,16 @@ class MlxAdapter(PlanAdapter):
             nonlocal declares
             found: dict[str, dict[str, CaptureSpec]] = {}
             for name in modules:
-                if not name.startswith(layer + ".") or not name.endswith(".switch_mlp"):
+                block, _, last = name.rpartition(".")
+                if last != "switch_mlp" or not name.startswith(layer + "."):
                     continue
-                block = name.rpartition(".")[0]
-                kind = type(modules[block]).__name__
-                if kind not in FAMILIES:
+                if (kind := type(modules[block]).__name__) not in FAMILIES:
                     raise PlanError(f"{block} is a {kind}, expected one of {', '.join(FAMILIES)}.")
                 routing, declares = FAMILIES[kind]
                 spec = routing(modules[block])
-                gate = {"router_logits": "output"}
-                if spec.order == "score_then_topk":
-                    gate["router_probs"] = "decode.mlx_softmax"
+                probs = {"router_probs": "decode.mlx_softmax"} if spec.order == "score_then_topk" else {}
                 found[block] = {
-                    f"{block}.gate": CaptureSpec(tensors=gate),
+                    f"{block}.gate": CaptureSpec(tensors={"router_logits": "output", **probs}),
                     name: CaptureSpec(tensors={"topk_idx": "input[1]"}, routing=spec),
                 }
             return found

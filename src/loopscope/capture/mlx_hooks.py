@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 Around = Callable[[Any, tuple[Any, ...], dict[str, Any], Callable[[], Any]], Any]
@@ -17,9 +18,8 @@ def hook(module: Any, around: Around) -> Callable[[], None]:
     own: Any = type(module)
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self is not module:  # a copy
-            return own.__call__(self, *args, **kwargs)
-        return around(self, args, kwargs, lambda: own.__call__(self, *args, **kwargs))
+        own_call = partial(own.__call__, self, *args, **kwargs)
+        return around(self, args, kwargs, own_call) if self is module else own_call()  # else a copy
 
     def reduce(self: Any, protocol: Any) -> Any:
         _, arguments, *rest = own.__reduce_ex__(self, protocol)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import pkgutil
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,7 @@ def build_model(text: str, backend: str) -> Any:
     with torch.device("meta"):
         if backend == "transformers" and path.suffix == ".json":
             return _from_json(path)
-        module, colon, name = text.partition(":")
-        if not colon:
+        if ":" not in text:
             raise ConfigError(
                 f"model is {text!r}, expected 'package.module:function'"
                 + (" or the path of a config.json." if backend == "transformers" else ".")
@@ -36,8 +35,8 @@ def build_model(text: str, backend: str) -> Any:
         if "" not in sys.path:
             sys.path.insert(0, "")  # a module beside the user, as `python -m` would find it
         try:
-            build = getattr(import_module(module), name)
-        except (ImportError, AttributeError) as error:
+            build = pkgutil.resolve_name(text)
+        except (ImportError, AttributeError, ValueError) as error:
             raise ConfigError(f"model {text!r} cannot be imported: {error}.") from None
         return build()
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """` Did you mean 'a' or 'b'?`: up to three names of `known` that look most like `name`, else those that end alike,
     else the known names. Starts with a space."""
     names = sorted(known)
-    last = name.rpartition(".")[2]
-    found = difflib.get_close_matches(name, names, cutoff=0.5) or [
-        other for other in names if other.rpartition(".")[2] == last
-    ]
-    if found:
+    if found := difflib.get_close_matches(name, names, cutoff=0.5) or [
+        other for other in names if other.rpartition(".")[2] == name.rpartition(".")[2]
+    ]:
         return " Did you mean " + " or ".join(repr(other) for other in found[:3]) + "?"
-    if not names:
-        return ""
-    shown = ", ".join(repr(other) for other in names[:8])
-    return f" Known: {shown}{', ...' if len(names) > 8 else ''}."
+    return f" Known: {shortened([repr(other) for other in names])}." if names else ""
+
+
+def shortened(names: Sequence[str]) -> str:
+    """The first eight names, separated by commas."""
+    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")

@@ -53,11 +53,7 @@ class Capture:
 
     def written(self) -> dict[str, Any]:
         """The fields that were written."""
-        return {
-            item.name: getattr(self, item.name)
-            for item in fields(self)
-            if getattr(self, item.name) is not UNSET
-        }
+        return {name: value for name in FIELDS if (value := getattr(self, name)) is not UNSET}
 
 
 FIELDS = tuple(item.name for item in fields(Capture))
@@ -74,8 +70,7 @@ def read_override(value: Any, where: str) -> dict[str, Any]:
     """
     if isinstance(value, Capture):
         return value.written()
-    if value is None:
-        return {}
+    value = {} if value is None else value
     if not isinstance(value, Mapping):
         raise PlanError(f"{where}: got {type(value).__name__}, expected a mapping of {', '.join(FIELDS)}.")
     for name in value:

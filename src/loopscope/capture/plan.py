@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from loopscope.capture.draft import draft_spec
 from loopscope.capture.errors import PlanError
-from loopscope.capture.nearest import suggestion
-from loopscope.capture.override import CONTRACT, FIELDS, is_sentinel, read_override, resolve_field
+from loopscope.capture.nearest import shortened, suggestion
+from loopscope.capture.override import CONTRACT, is_sentinel, read_override, resolve_field
 from loopscope.capture.spec import ROUTER_TENSORS, CapturePlan, CaptureSpec, enclosing
-
-_SHOWN = 8
 
 
 def resolve_plan(
@@ -45,8 +43,7 @@ def resolve_plan(
             boundaries[key] = _inserted(key, written, modules[key], where)
         else:
             raise PlanError(f"{where}: the model has no module of this name.{suggestion(key, modules)}")
-    plan = derived.replaced(boundaries)
-    check_plan(plan)
+    check_plan(plan := derived.replaced(boundaries))
     return plan
 
 
@@ -54,19 +51,16 @@ def check_plan(plan: CapturePlan) -> None:
     """Raise PlanError where the boundaries do not make visits."""
     blocks = plan.blocks()
     for name, spec in plan.items():
-        where = f"plan[{name!r}]"
-        spec.sources(where)
+        spec.sources(f"plan[{name!r}]")
         if not set(spec.tensors) & set(ROUTER_TENSORS) or spec.merge == "none":
             continue
-        owner = enclosing(name, blocks)
-        if owner is None:
+        if enclosing(name, blocks) is None:
             raise PlanError(
-                f"{where}: a router outside every block: no boundary around it captures `residual`, so its visits "
-                "have no place in the depth. Add the layer it belongs to, with tensors: {residual: output}."
+                f"plan[{name!r}]: a router outside every block: no boundary around it captures `residual`, so its "
+                "visits have no place in the depth. Add the layer it belongs to, with tensors: {residual: output}."
             )
     for name in blocks:
-        parts = plan.parts_of(name)
-        if parts:
+        if parts := plan.parts_of(name):
             _check_router(name, parts)
 
 
@@ -79,8 +73,7 @@ def _check_router(block: str, parts: Mapping[str, CaptureSpec]) -> None:
                     f"plan[{part!r}]: {tensor} of block {block!r} is captured at {seen[tensor]!r} as well; a visit "
                     "has one router. Give the inner layer a boundary with `residual` of its own."
                 )
-    missing = [name for name in ("router_logits", "topk_idx") if name not in seen]
-    if missing:
+    if missing := [name for name in ("router_logits", "topk_idx") if name not in seen]:
         raise PlanError(
             f"plan[{next(iter(parts))!r}]: block {block!r} has router tensors {sorted(seen)} without "
             f"{' and '.join(missing)}, which nothing else gives. Capture {' and '.join(missing)}, or no router."
@@ -97,10 +90,8 @@ def _merged(spec: CaptureSpec, written: Mapping[str, Any], where: str) -> Captur
     for name, value in written.items():
         old = getattr(spec, name)
         new = resolve_field(name, value, old, where)
-        if isinstance(old, Mapping) and isinstance(new, Mapping) and new is not old:
-            dropped = sorted(set(old) - set(new))
-            if dropped:
-                warnings.warn(f"{where}.{name} drops what was derived: {', '.join(dropped)}", stacklevel=4)
+        if isinstance(old, Mapping) and isinstance(new, Mapping) and (dropped := sorted(set(old) - set(new))):
+            warnings.warn(f"{where}.{name} drops what was derived: {', '.join(dropped)}", stacklevel=4)
         changed[name] = new
     return replace(spec, **changed)
 
@@ -110,15 +101,36 @@ def _inserted(key: str, written: Mapping[str, Any], module: Any, where: str) -> 
         if is_sentinel(name, value):
             raise PlanError(
                 f"{where}.{name} is {value!r}, but nothing was derived at this module; expected a value. "
-                f"A draft:\n{draft_spec(key, module)}"
+                f"A draft:\n{_draft_spec(key, module)}"
             )
-    missing = [name for name in CONTRACT if name not in written]
-    if missing:
+    if missing := [name for name in CONTRACT if name not in written]:
         raise PlanError(
             f"{where}: nothing was derived at this module, so the whole contract is needed; "
-            f"{', '.join(missing)} not set. A draft:\n{draft_spec(key, module)}"
+            f"{', '.join(missing)} not set. A draft:\n{_draft_spec(key, module)}"
         )
     return CaptureSpec(**{name: resolve_field(name, value, None, where) for name, value in written.items()})
+
+
+def _draft_spec(name: str, module: Any) -> str:
+    """YAML that can be completed and pasted into the plan."""
+    return "\n".join(
+        (
+            f"{name}:  # {type(module).__name__}.{_signature_of(module)}",
+            "  tensors: {residual: 'output'}  # for a router: router_logits, topk_idx and a `routing`",
+            "  placements: {}",
+            "  merge: sum",
+        )
+    )
+
+
+def _signature_of(module: Any) -> str:
+    """``forward(x, mask=None)``, as text; mlx modules have ``__call__`` instead."""
+    name = "forward" if callable(getattr(type(module), "forward", None)) else "__call__"
+    try:
+        parameters = list(inspect.signature(getattr(type(module), name)).parameters.values())[1:]
+    except (TypeError, ValueError):
+        return f"{name}(...)"
+    return f"{name}({', '.join(str(each.replace(annotation=each.empty)) for each in parameters)})"
 
 
 def _apply_glob(
@@ -128,24 +140,23 @@ def _apply_glob(
     modules: Mapping[str, Any],
     where: str,
 ) -> None:
-    matched = [name for name in modules if name and fnmatchcase(name, key)]
-    if not matched:
-        near = suggestion(key.translate(str.maketrans("", "", "*?[]")), modules)
-        raise PlanError(f"{where}: the glob matches no module.{near}")
-    unknown = [name for name in matched if name not in boundaries]
-    full = all(name in written and not is_sentinel(name, written[name]) for name in CONTRACT)
-    if unknown and not full:
-        if len(unknown) == len(matched) or not set(written) <= set(FIELDS):
-            hint = "none of what it matches is a boundary"
-        else:
-            hint = f"{len(unknown)} of {len(matched)} matches are no boundaries"
-        shown = ", ".join(unknown[:_SHOWN]) + (", ..." if len(unknown) > _SHOWN else "")
+    if not (matched := [name for name in modules if name and fnmatchcase(name, key)]):
         raise PlanError(
-            f"{where}: {hint}: {shown}. Narrow the glob to derived boundaries, or declare the full contract "
-            f"({', '.join(CONTRACT)}) so that it inserts."
+            f"{where}: the glob matches no module."
+            f"{suggestion(key.translate(str.maketrans('', '', '*?[]')), modules)}"
+        )
+    unknown = [name for name in matched if name not in boundaries]
+    if unknown and not all(name in written and not is_sentinel(name, written[name]) for name in CONTRACT):
+        hint = f"{len(unknown)} of {len(matched)} matches are no boundaries"
+        if len(unknown) == len(matched):
+            hint = "none of what it matches is a boundary"
+        raise PlanError(
+            f"{where}: {hint}: {shortened(unknown)}. Narrow the glob to derived boundaries, or declare the full "
+            f"contract ({', '.join(CONTRACT)}) so that it inserts."
         )
     for name in matched:
-        if name in boundaries:
-            boundaries[name] = _merged(boundaries[name], written, where)
-        else:
-            boundaries[name] = _inserted(name, written, modules[name], where)
+        boundaries[name] = (
+            _merged(boundaries[name], written, where)
+            if name in boundaries
+            else _inserted(name, written, modules[name], where)
+        )

@@ -28,8 +28,7 @@ class PlanAdapter:
         overrides: Mapping[str, Any] | None = None,
         valid: Callable[..., Any] | None = None,
     ) -> None:
-        self.model = model
-        self._valid = valid
+        self.model, self._valid = model, valid
         self.plan = resolve_plan(self.derive(), overrides, self.modules())
 
     def modules(self) -> Mapping[str, Any]:
@@ -90,8 +89,7 @@ def plan_of_layers(
     found = []
     for layer, number, residual in layers:
         boundaries[layer] = CaptureSpec(tensors={"residual": residual}, layer=number)
-        moes = moes_of(layer)
-        if len(moes) > 1:
+        if len(moes := moes_of(layer)) > 1:
             raise CoverageError(f"{layer} has {len(moes)} routers ({', '.join(moes)}), expected at most one.")
         for inside in moes.values():
             found.append(number)
@@ -109,8 +107,8 @@ def check_coverage(found: tuple[int, ...], declared: tuple[int, ...], model: str
             "model."
         )
     if found != declared:
-        extra, missing = sorted(set(found) - set(declared)), sorted(set(declared) - set(found))
         raise CoverageError(
             f"{model}: routers were found in layers {list(found)}, the configuration declares MoE layers "
-            f"{list(declared)} (missing {missing}, not declared {extra}). A dense layer must not count as MoE."
+            f"{list(declared)} (missing {sorted(set(declared) - set(found))}, not declared "
+            f"{sorted(set(found) - set(declared))}). A dense layer must not count as MoE."
         )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from loopscope.capture.requirements import Placement, Requirement
-from loopscope.capture.routing import RoutingSpec
 from loopscope.capture.spec import CapturePlan
 
+_FACTS = ("num_experts", "top_k", "score_func", "order", "normalised", "balancing", "shared_experts")
 _OBJECTIVE = ("loss", "aux_loss", "grad_norm", "lr")
 
 
@@ -20,31 +20,18 @@ class PlanSupport:
     """
 
     def __init__(self, plan: CapturePlan, *, objective: tuple[str, ...] = ()) -> None:
-        self._plan = plan
-        self._objective = objective
+        self._plan, self._objective = plan, objective
         self._direct = {name for spec in plan.values() if spec.merge != "none" for name in spec.tensors}
-        self._local = all(
-            placement == "local" for spec in plan.values() for placement in spec.placements.values()
-        )
+        self._placements = {place for spec in plan.values() for place in spec.placements.values()}
         self._routings = [spec.routing for spec in plan.values() if spec.routing is not None]
 
     def facts(self) -> Mapping[str, str]:
         """What the plan says of the model's routing."""
         found = {"visits": str(len(self._plan.blocks())), "routers": str(len(self._routings))}
-        if self._routings:
-            first: RoutingSpec = self._routings[0]
-            for name in (
-                "num_experts",
-                "top_k",
-                "score_func",
-                "order",
-                "normalised",
-                "balancing",
-                "shared_experts",
-            ):
-                values = dict.fromkeys(str(getattr(spec, name)) for spec in self._routings)
-                origin = first.sources.get(name)
-                found[name] = ", ".join(values) + (f"  ({origin})" if origin else "")
+        for name in _FACTS if self._routings else ():
+            values = dict.fromkeys(str(getattr(spec, name)) for spec in self._routings)
+            origin = self._routings[0].sources.get(name)
+            found[name] = ", ".join(values) + (f"  ({origin})" if origin else "")
         return found
 
     def supports_direct(self, req: Requirement) -> bool:
@@ -52,14 +39,14 @@ class PlanSupport:
         if req.tensor in _OBJECTIVE:
             return req.tensor in self._objective
         if req.tensor == "choice_scores":
-            return "router_logits" in self._direct and not self._has_bias()
+            return "router_logits" in self._direct and "expert_bias" not in self._direct
         if req.tensor == "before_residual":
             return "residual" in self._direct
         if req.tensor == "router_probs" and any(spec.score_func == "sigmoid" for spec in self._routings):
             return False  # a sigmoid router's scores are divided by their sum
         if req.tensor == "topk_weights" and not all(spec.weights_sum_to_one for spec in self._routings):
             return False
-        return req.tensor in self._direct and self._local
+        return req.tensor in self._direct and self._placements <= {"local"}
 
     def supports_transform(self, req: Requirement) -> bool:
         """Scores and weights follow from logits and choice; local tensors from replicated ones."""
@@ -67,8 +54,8 @@ class PlanSupport:
         if req.tensor in ("router_probs", "topk_weights"):
             return has_router
         if req.tensor == "choice_scores":
-            return has_router and self._has_bias()
-        return req.tensor in self._direct and self._replicated()
+            return has_router and "expert_bias" in self._direct
+        return req.tensor in self._direct and self._placements <= {"local", "replicated"}
 
     def supports_state(self, component: str, dtype: str, placement: Placement) -> bool:
         """A residual is kept for the length of one forward, on its own device."""
@@ -84,16 +71,5 @@ class PlanSupport:
             return "the router adds no bias to its scores"
         if req.tensor in _OBJECTIVE:
             return f"a forward's output does not tell {req.tensor}"
-        if req.tensor in self._direct:
-            return f"{req.tensor} is not local to a rank"
-        return f"no {req.tensor}: the plan captures none"
-
-    def _has_bias(self) -> bool:
-        return "expert_bias" in self._direct
-
-    def _replicated(self) -> bool:
-        return all(
-            placement in ("local", "replicated")
-            for spec in self._plan.values()
-            for placement in spec.placements.values()
-        )
+        known = req.tensor in self._direct
+        return f"{req.tensor} is not local to a rank" if known else f"no {req.tensor}: the plan captures none"

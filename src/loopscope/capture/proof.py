@@ -7,16 +7,14 @@ and after softmax never becomes a plausible number.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from loopscope.capture.errors import ReconcileError
 from loopscope.capture.routing import RoutingSpec
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
+_HALF = (torch.bfloat16, torch.float16)
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -44,11 +42,8 @@ def scores_of(logits: Tensor, spec: RoutingSpec) -> Tensor:
 
 def choice_scores(raw: Routing, spec: RoutingSpec, scores: Tensor | None = None) -> Tensor:
     """[N, E]: what the model's top-k ran on, bias and limit on groups included."""
-    if spec.order == "topk_then_score":
-        chosen_by = raw.logits
-    elif raw.probs is not None:
-        chosen_by = raw.probs
-    else:
+    chosen_by = raw.logits if spec.order == "topk_then_score" else raw.probs
+    if chosen_by is None:
         chosen_by = scores_of(raw.logits, spec) if scores is None else scores
     if raw.bias is not None:
         chosen_by = chosen_by + raw.bias
@@ -127,32 +122,28 @@ def wrong_counts(raw: Routing, spec: RoutingSpec) -> Tensor:
     safe = idx.clamp(0, spec.num_experts - 1)
     used = torch.zeros_like(raw.logits, dtype=torch.bool).scatter_(-1, safe, True)
     ok &= used.sum(dim=-1) == spec.top_k
-    if spec.order == "topk_then_score" and (raw.weights is None or spec.forced_balance):
-        scores = raw.logits
-    else:
-        scores = scores_of(raw.logits, spec)
+    unscored = spec.order == "topk_then_score" and (raw.weights is None or spec.forced_balance)
+    scores = raw.logits if unscored else scores_of(raw.logits, spec)
     by = choice_scores(raw, spec, scores)
     lowest_used = by.masked_fill(~used, float("inf")).amin(dim=-1)
     highest_other = by.masked_fill(used, float("-inf")).amax(dim=-1)
     finite = raw.logits.isfinite().all(dim=-1)
-    # An exact tie may go either way; anything else is another choice than the model's.
-    differs = finite & ok & ~(lowest_used >= highest_other)
-    if spec.forced_balance:
-        differs = torch.zeros_like(ok)
     weighs = torch.zeros_like(ok)
+    # An exact tie may go either way; anything else is another choice than the model's.
+    differs = weighs if spec.forced_balance else finite & ok & ~(lowest_used >= highest_other)
     if raw.weights is not None:
         expected = expected_weights(Routing(raw.logits, safe, None, raw.bias, raw.probs), spec, scores)
-        half = raw.weights.dtype in (torch.bfloat16, torch.float16) or raw.logits.dtype != torch.float32
-        tolerance = 2e-2 if half else 1e-4
-        off = (raw.weights.float() - expected.float()).abs().amax(dim=-1)
-        weighs = finite & ok & ~(off <= tolerance * max(1.0, abs(spec.route_scale)))
+        tolerance = 2e-2 if raw.weights.dtype in _HALF or raw.logits.dtype != torch.float32 else 1e-4
+        weighs = finite & ok & _differ(raw.weights, expected, tolerance * max(1.0, abs(spec.route_scale)))
     if raw.probs is not None:
-        tolerance = 1e-2 if raw.probs.dtype in (torch.bfloat16, torch.float16) else 1e-4
-        reference = scores_of(raw.logits, spec)
-        weighs = weighs | (
-            finite & ~((raw.probs.float() - reference.float()).abs().amax(dim=-1) <= tolerance)
-        )
+        tolerance = 1e-2 if raw.probs.dtype in _HALF else 1e-4
+        weighs = weighs | (finite & _differ(raw.probs, scores_of(raw.logits, spec), tolerance))
     return torch.stack([(~ok).sum(), differs.sum(), weighs.sum(), _probability_rows(raw.logits, finite)])
+
+
+def _differ(found: Tensor, expected: Tensor, tolerance: float) -> Tensor:
+    # "Not within" rather than "beyond": a NaN differs.
+    return ~((found.float() - expected.float()).abs().amax(dim=-1) <= tolerance)
 
 
 def _probability_rows(logits: Tensor, finite: Tensor) -> Tensor:
@@ -162,8 +153,7 @@ def _probability_rows(logits: Tensor, finite: Tensor) -> Tensor:
     wide = logits.float()
     tolerance = 1e-4 if logits.dtype in (torch.float32, torch.float64) else 1e-2
     row = (wide >= 0).all(dim=-1) & (wide <= 1).all(dim=-1) & ((wide.sum(dim=-1) - 1).abs() <= tolerance)
-    every = (row | ~finite).all() & finite.any()
-    return torch.where(every, row.sum(), torch.zeros_like(row.sum()))
+    return row.sum() * ((row | ~finite).all() & finite.any())
 
 
 _WHAT = (
@@ -178,12 +168,11 @@ _WHAT = (
 
 def raise_if_wrong(counts: list[int], num_tokens: int, spec: RoutingSpec, where: str) -> None:
     """Raise ReconcileError where one of `wrong_counts` is not zero."""
-    found = [
+    if found := [
         f"{count} of {num_tokens} tokens {what.format(k=spec.top_k, E=spec.num_experts)}"
         for count, what in zip(counts, _WHAT, strict=True)
         if count
-    ]
-    if found:
+    ]:
         raise ReconcileError(
             f"{where}: {'; '.join(found)}. Expected the capture to reproduce the model's own choice."
         )

@@ -69,8 +69,7 @@ class BoundReducer:
     def build(self, context: Mapping[str, Any]) -> Reduce:
         """Make the reducer; `context` holds module and meshes by name."""
         chosen = {name: context.get(name) for name in self.factory.context}
-        missing = [name for name, value in chosen.items() if value is None]
-        if missing:
+        if missing := [name for name, value in chosen.items() if value is None]:
             raise PlanError(
                 f"reducer {self.factory.name}: {', '.join(missing)} is not there in this run. Run it under a "
                 "mesh that has it, or drop the reducer."
@@ -121,9 +120,9 @@ def reducer(
 
 def as_factory(value: Any, where: str) -> ReducerFactory:
     """A declared factory; a plain function is refused, since it does not declare whether it communicates."""
-    if isinstance(value, ReducerFactory):
-        return value
-    raise PlanError(
-        f"{where}: {value!r} is no reducer factory; whether it communicates must be declared. Decorate it with "
-        "@loopscope.capture.reducer(collective=False) (or True)."
-    )
+    if not isinstance(value, ReducerFactory):
+        raise PlanError(
+            f"{where}: {value!r} is no reducer factory; whether it communicates must be declared. Decorate it with "
+            "@loopscope.capture.reducer(collective=False) (or True)."
+        )
+    return value

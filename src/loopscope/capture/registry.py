@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import pkgutil
+from collections.abc import Mapping
 from functools import cache
-from importlib import import_module
 from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any
 
+from loopscope.capture.frozen import FrozenMapping
 from loopscope.capture.nearest import suggestion
 from loopscope.errors import ConfigError
 
@@ -25,28 +26,21 @@ _BUILT_IN: Mapping[str, Mapping[str, str]] = {
 }
 
 
-class Adapters(Mapping[str, Any]):
+class Adapters(FrozenMapping[str, Any]):
     """Task → adapter class of one backend; read-only. A class is imported when it is asked for."""
 
     def __init__(self, backend: str, targets: Mapping[str, str]) -> None:
+        super().__init__(targets)
         self.backend = backend
-        self._targets = MappingProxyType(dict(targets))
 
     def __getitem__(self, task: str) -> Any:
-        module, _, name = self._targets[task].partition(":")
-        return getattr(import_module(module), name)
+        return pkgutil.resolve_name(super().__getitem__(task))
 
     def __contains__(self, task: object) -> bool:
-        return task in self._targets
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._targets)
-
-    def __len__(self) -> int:
-        return len(self._targets)
+        return task in self._items
 
     def __repr__(self) -> str:
-        return f"Adapters({self.backend!r}, {dict(self._targets)})"
+        return f"Adapters({self.backend!r}, {dict(self._items)})"
 
 
 @cache
@@ -66,11 +60,10 @@ def resolve_targets(backend: str, task: str | None = None) -> Adapters:
     Raises:
         ConfigError: (a ValueError) an unknown backend, or one that does not support `task`.
     """
-    found = adapters().get(backend)
-    if found is None:
-        known = ", ".join(adapters())
+    if (found := adapters().get(backend)) is None:
         raise ConfigError(
-            f"no backend {backend!r}; expected one of {known}.{suggestion(str(backend), adapters())}"
+            f"no backend {backend!r}; expected one of {', '.join(adapters())}."
+            f"{suggestion(str(backend), adapters())}"
         )
     if task is not None and task not in found:
         full = [name for name, other in adapters().items() if all(known in other for known in TASKS)]

@@ -47,8 +47,7 @@ class Requirement:
     @property
     def problem(self) -> str | None:
         """Why no backend could ever meet it; None where it is valid."""
-        expected = _SHAPES.get(self.tensor)
-        if expected is None:
+        if (expected := _SHAPES.get(self.tensor)) is None:
             return f"no tensor {self.tensor!r} is known"
         if expected != self.shape:
             return f"{self.tensor} has axes {expected!r}, not {self.shape!r}"
@@ -63,9 +62,12 @@ def requirement(tensor: str) -> Requirement:
     """The requirement that stands for a name in `Column.requires` or `Column.needs`."""
     if tensor not in _SHAPES:
         raise PlanError(f"no requirement {tensor!r}; known: {', '.join(_SHAPES)}")
-    pre_softmax = {"router_logits": True, "router_probs": False}.get(tensor)
-    state = "previous_residual" if tensor == "before_residual" else None
-    return Requirement(tensor, _SHAPES[tensor], pre_softmax, state=state)
+    return Requirement(
+        tensor,
+        _SHAPES[tensor],
+        pre_softmax={"router_logits": True, "router_probs": False}.get(tensor),
+        state="previous_residual" if tensor == "before_residual" else None,
+    )
 
 
 def requirements_by_metric() -> dict[tuple[str, str], tuple[Requirement, ...]]:

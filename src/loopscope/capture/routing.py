@@ -56,15 +56,13 @@ class RoutingSpec:
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
-            value = getattr(self, name)
-            if value not in allowed:
+            if (value := getattr(self, name)) not in allowed:
                 raise PlanError(
                     f"routing.{name} is {value!r}, expected one of {', '.join(map(repr, allowed))}."
                     + (" Say 'unknown' where it is not known." if name == "balancing" else "")
                 )
         for name in ("num_experts", "top_k", "shared_experts"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int):
+            if isinstance(value := getattr(self, name), bool) or not isinstance(value, int):
                 raise PlanError(f"routing.{name} is {value!r}, expected an integer.")
         for name in ("normalised", "gate_bias", "dropless", "forced_balance"):
             if not isinstance(getattr(self, name), bool):
@@ -78,8 +76,7 @@ class RoutingSpec:
             raise PlanError(
                 "routing.num_groups and routing.groups_per_token are given together or not at all."
             )
-        unknown = set(self.sources) - {known.name for known in fields(self)}
-        if unknown:
+        if unknown := set(self.sources) - {known.name for known in fields(self)}:
             raise PlanError(f"routing.sources names {sorted(unknown)}, which are no fields of a RoutingSpec.")
         object.__setattr__(self, "sources", MappingProxyType(dict(self.sources)))
 
@@ -97,8 +94,9 @@ class RoutingSpec:
 
     def plain(self) -> dict[str, Any]:
         """Plain types, defaults left out where they say nothing."""
-        found = {known.name: getattr(self, known.name) for known in fields(self)}
-        found["sources"] = dict(self.sources)
+        found = {known.name: getattr(self, known.name) for known in fields(self)} | {
+            "sources": dict(self.sources)
+        }
         return {name: value for name, value in found.items() if value is not None and value != {}}
 
 

@@ -26,10 +26,7 @@ class ForwardObserver:
     def __init__(
         self, adapter: Adapter, *, wanted: Callable[[], bool], deliver: Deliver, ended: Ended | None = None
     ) -> None:
-        self._adapter = adapter
-        self._wanted = wanted
-        self._deliver = deliver
-        self._ended = ended
+        self._adapter, self._wanted, self._deliver, self._ended = adapter, wanted, deliver, ended
         self._open: tuple[AbstractContextManager[Recording], Recording] | None = None
         self._for_sink = False
         self.last_meta: TraceMeta | None = None
@@ -39,19 +36,19 @@ class ForwardObserver:
     def remove(self) -> None:
         """Take every hook away. A second call does nothing."""
         self._close()
-        remove, self._remove = self._remove, None
-        if remove is not None:
-            remove()
+        if self._remove is not None:
+            self._remove()
+            self._remove = None
 
     def _before(self) -> None:
         if self._open is not None:
             # A forward inside a traced forward (recompute of a whole model, a draft model) is part of it.
             return
-        self._for_sink = ACTIVE_TRACE_SINK.armed and not _records_itself(self._adapter)
-        if not (self._for_sink or (not ACTIVE_TRACE_SINK.armed and self._wanted())):
-            return
-        context = self._adapter.listening()
-        self._open = (context, context.__enter__())
+        armed = ACTIVE_TRACE_SINK.armed
+        self._for_sink = armed and not getattr(self._adapter, "has_contract", False)  # else it records itself
+        if self._for_sink or (not armed and self._wanted()):
+            context = self._adapter.listening()
+            self._open = (context, context.__enter__())
 
     def _after(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any, failed: bool) -> None:
         recording = self._close()
@@ -77,7 +74,3 @@ class ForwardObserver:
         (context, recording), self._open = self._open, None
         context.__exit__(None, None, None)
         return recording
-
-
-def _records_itself(adapter: Adapter) -> bool:
-    return bool(getattr(adapter, "has_contract", False))

@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
-from functools import wraps
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Self
 
 from loopscope.alerts import AlertConfig
-
-T = TypeVar("T")
 
 _ALERTS = AlertConfig()
 
 
-def remembers(cls: type[T]) -> type[T]:
-    """Class decorator: `fields_set` holds the names that the caller passed."""
-    original: Callable[..., None] = cls.__init__
-
-    @wraps(original)
-    def init(self: Any, **given: Any) -> None:
-        original(self, **given)
-        object.__setattr__(self, "fields_set", frozenset(given))
-
-    cls.__init__ = init  # type: ignore[method-assign]  # the dataclass's own, with a note taken
-    return cls
-
-
-@remembers
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
     """What a run is asked for, and how its trainer runs the model."""
@@ -76,6 +58,12 @@ class RunSettings:
     grad_norm: bool = False
     """Fill `loss.grad_norm`."""
 
+    def __new__(cls, **given: Any) -> Self:
+        """Note which names are passed."""
+        self = super().__new__(cls)
+        object.__setattr__(self, "fields_set", frozenset(given))
+        return self
+
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """Every field."""
@@ -83,6 +71,4 @@ class RunSettings:
 
     def asks_for(self, name: str) -> bool:
         """True where the field was set to something else than its default."""
-        default = next(item.default for item in fields(self) if item.name == name)
-        assert default is not MISSING
-        return name in self.fields_set and getattr(self, name) != default
+        return name in self.fields_set and getattr(self, name) != getattr(type(self), name)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from loopscope.capture.errors import PlanError, ReconcileError
@@ -54,19 +55,14 @@ class Source:
         """
         if self.root == "decode":
             return DECODERS[str(self.path[0])](call.module, call.output)
-        start = {"output": call.output, "input": call.args, "kwarg": call.kwargs, "module": call.module}
-        value: Any = start[self.root]
-        if self.root == "kwarg":
-            name = str(self.path[0])
-            if name not in call.kwargs:
-                raise ReconcileError(
-                    f"source {self.text!r} of {type(call.module).__name__}: it was called with keywords "
-                    f"{sorted(call.kwargs)} and {len(call.args)} positional argument(s). Name one of those."
-                )
-            value, rest = call.kwargs[name], self.path[1:]
-        else:
-            rest = self.path
-        for step in rest:
+        if self.root == "kwarg" and self.path[0] not in call.kwargs:
+            raise ReconcileError(
+                f"source {self.text!r} of {type(call.module).__name__}: it was called with keywords "
+                f"{sorted(call.kwargs)} and {len(call.args)} positional argument(s). Name one of those."
+            )
+        start = {"output": call.output, "input": call.args, "module": call.module}
+        value: Any = SimpleNamespace(**call.kwargs) if self.root == "kwarg" else start[self.root]
+        for step in self.path:
             try:
                 value = value[step] if isinstance(step, int) else getattr(value, step)
             except (IndexError, TypeError, KeyError, AttributeError):
@@ -87,15 +83,9 @@ def parse_source(text: Any, where: str) -> Source:
         raise PlanError(f"{where}: source is {text!r}, expected text such as 'output[0]'.")
     root = re.split(r"[.\[]", text, maxsplit=1)[0]
     rest = text[len(root) :]
-    path: list[str | int] = []
-    position = 0
-    while position < len(rest):
-        match = _TOKEN.match(rest, position)
-        if match is None:
-            break
-        path.append(match.group(1) if match.group(1) is not None else int(match.group(2)))
-        position = match.end()
-    if root not in ROOTS or position < len(rest) or (root in ("kwarg", "module", "decode") and not path):
+    path = tuple(name or int(index) for name, index in _TOKEN.findall(rest))
+    whole = re.fullmatch(f"({_TOKEN.pattern})*", rest)
+    if root not in ROOTS or not whole or (root in ("kwarg", "module", "decode") and not path):
         raise PlanError(
             f"{where}: source {text!r} cannot be read; expected one of output, output[0], output.name, "
             "input[0], kwarg.name, module.name, decode.name, with further [index] or .name behind."
@@ -104,13 +94,10 @@ def parse_source(text: Any, where: str) -> Source:
         raise PlanError(
             f"{where}: source {text!r}: no decoder {path[0]!r}; known: {sorted(DECODERS) or 'none'}."
         )
-    return Source(text, root, tuple(path))
+    return Source(text, root, path)
 
 
 def _describe(value: Any) -> str:
-    shape = getattr(value, "shape", None)
-    if shape is not None:
-        return f"a tensor {tuple(shape)}"
-    if isinstance(value, (tuple, list)):
-        return f"a {type(value).__name__} of {len(value)}"
-    return f"a {type(value).__name__}"
+    if getattr(value, "shape", None) is not None:
+        return f"a tensor {tuple(value.shape)}"
+    return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, (tuple, list)) else "")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from loopscope.capture.errors import PlanError
+from loopscope.capture.frozen import FrozenMapping
 from loopscope.capture.nearest import suggestion
 from loopscope.capture.reducers import BoundReducer
 from loopscope.capture.routing import RoutingSpec
@@ -43,12 +43,10 @@ class CaptureSpec:
 
     def sources(self, where: str) -> dict[str, Source]:
         """Parsed sources, checked by name."""
-        found = {}
-        for name, text in self.tensors.items():
+        for name in self.tensors:
             if name not in TENSORS:
                 raise PlanError(f"{where}: no tensor {name!r} can be captured.{suggestion(name, TENSORS)}")
-            found[name] = parse_source(text, f"{where}.tensors.{name}")
-        return found
+        return {name: parse_source(text, f"{where}.tensors.{name}") for name, text in self.tensors.items()}
 
     @property
     def is_block(self) -> bool:
@@ -57,20 +55,17 @@ class CaptureSpec:
 
     def plain(self) -> dict[str, Any]:
         """Plain types, as a plan file holds them."""
-        found: dict[str, Any] = {
+        return {
             "tensors": dict(self.tensors),
             "placements": dict(self.placements),
             "merge": self.merge,
             "calls": self.calls,
+            **({} if self.layer is None else {"layer": self.layer}),
+            **({} if self.routing is None else {"routing": self.routing.plain()}),
         }
-        if self.layer is not None:
-            found["layer"] = self.layer
-        if self.routing is not None:
-            found["routing"] = self.routing.plain()
-        return found
 
 
-class CapturePlan(Mapping[str, CaptureSpec]):
+class CapturePlan(FrozenMapping[str, CaptureSpec]):
     """Fully qualified module name → CaptureSpec, in the model's own order; immutable."""
 
     def __init__(
@@ -80,23 +75,14 @@ class CapturePlan(Mapping[str, CaptureSpec]):
         declared_layers: tuple[int, ...] | None = None,
         notes: tuple[str, ...] = (),
     ) -> None:
-        self._boundaries = MappingProxyType(dict(boundaries))
+        super().__init__(boundaries)
         self.declared_layers = declared_layers
         """Physical numbers of the MoE layers that the model's configuration declares; None: it declares none."""
         self.notes = notes
         """What the adapter left out, and why."""
 
-    def __getitem__(self, name: str) -> CaptureSpec:
-        return self._boundaries[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._boundaries)
-
-    def __len__(self) -> int:
-        return len(self._boundaries)
-
     def __repr__(self) -> str:
-        return f"CapturePlan({list(self._boundaries)})"
+        return f"CapturePlan({list(self)})"
 
     def replaced(self, boundaries: Mapping[str, CaptureSpec]) -> CapturePlan:
         """The same plan with other boundaries."""
@@ -119,9 +105,6 @@ class CapturePlan(Mapping[str, CaptureSpec]):
 
 def enclosing(name: str, blocks: Mapping[str, Any]) -> str | None:
     """The innermost of `blocks` that is `name` or contains it; None where there is none."""
-    while True:
-        if name in blocks:
-            return name
-        if not name:
-            return None
+    while name and name not in blocks:
         name = name.rpartition(".")[0]
+    return name if name in blocks else None

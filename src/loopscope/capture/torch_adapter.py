@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, cast
 
 from loopscope.capture.capabilities import BackendSupport
 from loopscope.capture.errors import PlanError
@@ -38,10 +38,8 @@ class TorchAdapter(TorchModelAdapter):
 
     def expected_visits(self) -> tuple[VisitSpec, ...]:
         """The model's own promise, or the plan's."""
-        if self.has_contract:
-            promised: tuple[VisitSpec, ...] = self.model.expected_visits()  # type: ignore[operator]
-            return promised
-        return super().expected_visits()
+        promised: Any = self.model.expected_visits if self.has_contract else super().expected_visits
+        return tuple(promised())
 
     def backend_support(self) -> BackendSupport:
         """A model with the contract hands over every tensor itself."""
@@ -74,8 +72,7 @@ class SinkRecording:
 
     def meta(self) -> TraceMeta:
         """The model's own."""
-        meta: TraceMeta = self._model.trace_meta()
-        return meta
+        return cast(TraceMeta, self._model.trace_meta())
 
     def blocks(self) -> list[str]:
         """A model that records itself names no modules."""

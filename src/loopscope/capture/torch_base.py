@@ -56,19 +56,14 @@ class TorchModelAdapter(PlanAdapter):
 
     def settings(self) -> Mapping[str, Any]:
         """What the model shows of how it is run."""
-        found: dict[str, Any] = {}
-        if has_compiled(self.model):
-            found["compile"] = True
-        fsdp: Any = sys.modules.get("torch.distributed.fsdp")
-        sharded = () if fsdp is None else fsdp.FSDPModule
-        if any(
-            isinstance(module, (sharded, nn.parallel.DistributedDataParallel))
-            for module in self.model.modules()
-        ):
-            found["data_parallel"] = True
-        if any(_tensor_parallel(parameter) for parameter in self.model.parameters()):
-            found["tensor_parallel"] = True
-        return found
+        sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())
+        spread = (sharded, nn.parallel.DistributedDataParallel)
+        shown = {
+            "compile": has_compiled(self.model),
+            "data_parallel": any(isinstance(module, spread) for module in self.model.modules()),
+            "tensor_parallel": any(_tensor_parallel(parameter) for parameter in self.model.parameters()),
+        }
+        return {name: True for name, seen in shown.items() if seen}
 
     def listening(self) -> AbstractContextManager[Window]:
         """See `Adapter`.
@@ -125,6 +120,4 @@ class TorchModelAdapter(PlanAdapter):
 
 
 def _tensor_parallel(parameter: Any) -> bool:
-    mesh = getattr(parameter, "device_mesh", None)
-    names = () if mesh is None else mesh.mesh_dim_names or ()
-    return any(name == "tp" for name in names)
+    return "tp" in (getattr(getattr(parameter, "device_mesh", None), "mesh_dim_names", None) or ())

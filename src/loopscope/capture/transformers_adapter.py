@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -36,27 +36,27 @@ class TransformersAdapter(TorchModelAdapter):
                 f"{', '.join(FAMILIES)}. Use backend='torch' with a capture plan."
             )
         router_class, layer_class = _target(declared["router_logits"]), _target(declared["hidden_states"])
-        family = FAMILIES.get(router_class.__name__)
-        if family is None:
+        if (family := FAMILIES.get(router_class.__name__)) is None:
             raise PlanError(
                 f"the router class {router_class.__name__} is not known, expected one of {', '.join(FAMILIES)}. "
                 "Use backend='torch' with a capture plan that says how it routes."
             )
         self.family = family
         self.config: Any = modules[backbone].config
-        inside = f"{backbone}." if backbone else ""
-        layers = [
-            name
-            for name, part in modules.items()
-            if name.startswith(inside) and isinstance(part, layer_class)
-        ]
+
+        def within(prefix: str, kind: type[nn.Module]) -> list[str]:
+            return [
+                name for name, part in modules.items() if name.startswith(prefix) and isinstance(part, kind)
+            ]
+
+        layers = within(f"{backbone}." if backbone else "", layer_class)
 
         def routers_of(layer: str) -> dict[str, dict[str, CaptureSpec]]:
-            prefix = f"{layer}.{family.within}." if family.within else f"{layer}."
             return {
                 name: {name: CaptureSpec(tensors=dict(family.tensors), routing=family.routing(self.config))}
-                for name, part in modules.items()
-                if name.startswith(prefix) and isinstance(part, router_class)
+                for name in within(
+                    f"{layer}.{family.within}." if family.within else f"{layer}.", router_class
+                )
             }
 
         return plan_of_layers(
@@ -74,9 +74,7 @@ class TransformersAdapter(TorchModelAdapter):
         mask = kwargs.get("attention_mask")
         if mask is None and len(args) > 1:
             mask = args[1]
-        if not isinstance(mask, torch.Tensor) or mask.ndim != 2:
-            return None
-        return mask.bool()
+        return mask.bool() if isinstance(mask, torch.Tensor) and mask.ndim == 2 else None
 
     def losses(self, kwargs: Mapping[str, Any], output: Any) -> LossParts | None:
         """Loss and auxiliary loss of the output; transformers' auxiliary loss is k times loopscope's."""
@@ -98,8 +96,9 @@ class TransformersAdapter(TorchModelAdapter):
 
     def settings(self) -> Mapping[str, Any]:
         """Recompute shows in the layers' own flag."""
-        on = any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules())
-        return {**super().settings(), **({"recompute": True} if on else {})}
+        if any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules()):
+            return {**super().settings(), "recompute": True}
+        return super().settings()
 
     def _recorders(self, modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """(name, declaration) of the inner models that declare a router, innermost backbone first."""
@@ -112,11 +111,10 @@ class TransformersAdapter(TorchModelAdapter):
 
 def _target(declared: Any) -> type[nn.Module]:
     first = declared[0] if isinstance(declared, (list, tuple)) else declared
-    kind: Any = getattr(first, "target_class", first)
-    return kind  # type: ignore[no-any-return]  # a class, as transformers declares it
+    return cast(type[nn.Module], getattr(first, "target_class", first))
 
 
 def _residual(layer: nn.Module) -> str:
     # A decoder layer returns its hidden states, or a tuple that starts with them; its annotation says which.
-    annotation = str(type(layer).forward.__annotations__.get("return", ""))
-    return "output[0]" if "tuple" in annotation.lower() else "output"
+    annotation = type(layer).forward.__annotations__.get("return", "")
+    return "output[0]" if "tuple" in str(annotation).lower() else "output"

@@ -55,7 +55,6 @@ def _softmax(
     *, experts: str, normalised: str | bool, coefficient: str = "router_aux_loss_coef", shared: int = 0
 ) -> Callable[[Any], RoutingSpec]:
     def read(config: Any) -> RoutingSpec:
-        by_name = isinstance(normalised, str)
         return RoutingSpec(
             num_experts=getattr(config, experts),
             top_k=config.num_experts_per_tok,
@@ -67,7 +66,9 @@ def _softmax(
             sources={
                 "num_experts": f"config.{experts}",
                 "top_k": "config.num_experts_per_tok",
-                "normalised": f"config.{normalised}" if by_name else "the router's forward",
+                "normalised": f"config.{normalised}"
+                if isinstance(normalised, str)
+                else "the router's forward",
                 "score_func": "the router's forward",
                 "order": "the router's forward",
                 "balancing": f"config.output_router_logits, config.{coefficient}",
@@ -127,25 +128,23 @@ def _deepseek(config: Any) -> RoutingSpec:
 
 def jetmoe_idx(module: Any, output: Any) -> torch.Tensor:
     """[N, k] experts used, from what the gating returns: the sorted order of all assignments and their counts."""
-    order, _, _, counts, logits = output[:5]
-    experts = torch.repeat_interleave(
-        torch.arange(len(counts), device=order.device), torch.as_tensor(counts, device=order.device)
-    )
-    flat = torch.empty_like(experts)
-    flat[order] = experts
-    return flat.reshape(logits.shape[0], -1)
+    counts = torch.as_tensor(output[3], device=output[0].device)
+    return _unsorted(torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts), output)
 
 
 def jetmoe_weights(module: Any, output: Any) -> torch.Tensor:
     """[N, k] combine weights, put back from sorted order."""
-    order, _, gates, _, logits = output[:5]
-    flat = torch.empty_like(gates)
-    flat[order] = gates
+    return _unsorted(output[2], output)
+
+
+def _unsorted(values: torch.Tensor, output: Any) -> torch.Tensor:
+    order, logits = output[0], output[4]
+    flat = torch.empty_like(values)
+    flat[order] = values
     return flat.reshape(logits.shape[0], -1)
 
 
-DECODERS["jetmoe_idx"] = jetmoe_idx
-DECODERS["jetmoe_weights"] = jetmoe_weights
+DECODERS |= {"jetmoe_idx": jetmoe_idx, "jetmoe_weights": jetmoe_weights}
 
 FAMILIES: Mapping[str, RouterFamily] = {
     "MixtralTopKRouter": RouterFamily(

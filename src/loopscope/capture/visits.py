@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from loopscope.capture.spec import CapturePlan
@@ -26,10 +27,9 @@ def visits_of(
         layers: module name → physical number, for modules that have one.
         sizes: module name → (E, k), for modules with a router.
     """
-    counts = Counter(calls)
-    looped = {name for name, count in counts.items() if count > 1}
-    first = min((pos for pos, name in enumerate(calls) if name in looped), default=0)
-    last = max((pos for pos, name in enumerate(calls) if name in looped), default=len(calls) - 1)
+    looped = {name for name, count in Counter(calls).items() if count > 1}
+    inside = [pos for pos, name in enumerate(calls) if name in looped] or range(len(calls) or 1)
+    first, last = inside[0], inside[-1]
     stack = {name: index for index, name in enumerate(dict.fromkeys(calls[first : last + 1]))}
     if not looped:
         stack |= {name: layers[name] for name in calls if name in layers}
@@ -55,13 +55,13 @@ def visits_of(
 def plan_visits(plan: CapturePlan, calls: Sequence[str]) -> list[VisitSpec]:
     """The visits of calls of a plan's blocks."""
     blocks = plan.blocks()
-    layers = {name: spec.layer for name, spec in blocks.items() if spec.layer is not None}
     sizes = {
         name: (part.routing.num_experts, part.routing.top_k)
         for name in blocks
         for part in reversed(plan.parts_of(name).values())
         if part.routing is not None
     }
+    layers = {name: spec.layer for name, spec in blocks.items() if spec.layer is not None}
     return visits_of(calls, layers, sizes)
 
 
@@ -85,16 +85,8 @@ def promised_calls(plan: CapturePlan) -> list[str] | None:
     blocks = [(name, spec.calls) for name, spec in plan.blocks().items()]
     if any(calls is None for _, calls in blocks):
         return None
-    found: list[str] = []
-    index = 0
-    while index < len(blocks):
-        calls = blocks[index][1]
-        end = index + 1
-        while end < len(blocks) and calls != 1 and blocks[end][1] == calls:
-            end += 1
-        found.extend([name for name, _ in blocks[index:end]] * (calls or 0))
-        index = end
-    return found
+    stacks = groupby(blocks, key=lambda item: item[1])
+    return [name for calls, stack in stacks for name, _ in list(stack) * (calls or 0)]
 
 
 def expected_visits(plan: CapturePlan) -> tuple[VisitSpec, ...]:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from loopscope.capture import proof
 from loopscope.capture.errors import CoverageError, ReconcileError
+from loopscope.capture.nearest import shortened
 from loopscope.capture.routing import RoutingSpec
 from loopscope.capture.source import Call, Source
 from loopscope.capture.spec import CapturePlan
 from loopscope.capture.visits import meta_of, plan_visits
 from loopscope.trace import TraceMeta, TracePoint, VisitSpec
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(slots=True)
@@ -39,11 +39,11 @@ class Boundary:
 
 def boundaries_of(plan: CapturePlan) -> dict[str, Boundary]:
     """Every boundary that gives something, by module name."""
-    found: dict[str, Boundary] = {}
-    for block in plan.blocks():
-        for name, spec in {**plan.parts_of(block), block: plan[block]}.items():
-            found[name] = Boundary(name, block, spec.sources(f"plan[{name!r}]"), name == block)
-    return found
+    return {
+        name: Boundary(name, block, spec.sources(f"plan[{name!r}]"), name == block)
+        for block in plan.blocks()
+        for name, spec in {**plan.parts_of(block), block: plan[block]}.items()
+    }
 
 
 @dataclass(slots=True)
@@ -96,9 +96,10 @@ class Window:
             raise ReconcileError("; ".join(self.problems))
         self._check_calls()
         checks: list[tuple[str, RoutingSpec, int, Tensor]] = []
-        found = []
-        for visit, at in zip(self.visits, self.specs(), strict=True):
-            found.append(self._point(visit, at, checks if verify else None))
+        found = [
+            self._point(visit, at, checks if verify else None)
+            for visit, at in zip(self.visits, self.specs(), strict=True)
+        ]
         if checks:
             counts = torch.stack([counts for *_, counts in checks]).tolist()
             for (where, spec, tokens, _), wrong in zip(checks, counts, strict=True):
@@ -107,7 +108,13 @@ class Window:
 
     def take(self, value: Any, name: str) -> Any:
         """What is kept of a value that a source named: a tensor without its graph, local to this rank."""
-        return _detached(value, name)
+        if isinstance(value, (tuple, list)):
+            raise ReconcileError(
+                f"{name} is a {type(value).__name__} of {len(value)}, expected a tensor; add [index]"
+            )
+        if not isinstance(value, torch.Tensor):
+            raise ReconcileError(f"{name} is {type(value).__name__}, expected a tensor")
+        return (value.to_local() if hasattr(value, "to_local") else value).detach()
 
     def blocks(self) -> list[str]:
         """The block of each visit so far, in call order."""
@@ -119,13 +126,10 @@ class Window:
         self.pending.clear()
 
     def _check_calls(self) -> None:
-        called = {visit.block for visit in self.visits}
-        silent = [name for name in self.plan.blocks() if name not in called]
-        if silent:
-            shown = ", ".join(silent[:8]) + (", ..." if len(silent) > 8 else "")
+        if silent := [name for name in self.plan.blocks() if name not in self.blocks()]:
             raise CoverageError(
                 f"{len(silent)} of {len(self.plan.blocks())} captured modules were not called, or their hooks did not "
-                f"run: {shown}. A compiled graph runs no hook that came after it: compile blocks with "
+                f"run: {shortened(silent)}. A compiled graph runs no hook that came after it: compile blocks with "
                 "`block.compile()`, or the model with `torch.compile(model)`, and attach to what you call."
             )
         for visit in self.visits:
@@ -135,31 +139,35 @@ class Window:
                 )
 
     def _point(self, visit: _Visit, at: VisitSpec, checks: list[Any] | None) -> TracePoint:
-        common: dict[str, Any] = {
-            "block": at.block,
-            "unrolled_pos": at.unrolled_pos,
-            "loop_step": at.loop_step,
-            "layer_idx": at.layer_idx,
-        }
-        residual = visit.residual
-        if residual.ndim != 3:
+        if (residual := visit.residual).ndim != 3:
             raise ReconcileError(
                 f"{visit.block}: residual is {tuple(residual.shape)}, expected [B, S, d]. Name the block's output "
                 "that has batch and sequence."
             )
-        if not visit.router:
-            return TracePoint(
-                **common, num_experts=0, top_k=0, router_logits=None, router_probs=None, topk_idx=None,
-                topk_weights=None, residual=residual,
-            )  # fmt: skip
-        spec = next(
-            part.routing for part in self.plan.parts_of(visit.block).values() if part.routing is not None
+        fields = _DENSE
+        if visit.router:
+            spec = next(
+                part.routing for part in self.plan.parts_of(visit.block).values() if part.routing is not None
+            )
+            where = f"{visit.block} (unrolled_pos {at.unrolled_pos})"
+            raw = _flat(visit.router, residual, spec, where)
+            if checks is not None:
+                checks.append((where, spec, raw.logits.shape[0], proof.wrong_counts(raw, spec)))
+            fields = router_fields(raw, spec, residual.shape[:2])
+        return TracePoint(
+            block=at.block,
+            unrolled_pos=at.unrolled_pos,
+            loop_step=at.loop_step,
+            layer_idx=at.layer_idx,
+            residual=residual,
+            **fields,
         )
-        where = f"{visit.block} (unrolled_pos {at.unrolled_pos})"
-        raw = _flat(visit.router, residual, spec, where)
-        if checks is not None:
-            checks.append((where, spec, raw.logits.shape[0], proof.wrong_counts(raw, spec)))
-        return TracePoint(**common, residual=residual, **router_fields(raw, spec, residual.shape[:2]))
+
+
+_DENSE: Mapping[str, Any] = MappingProxyType(
+    {"num_experts": 0, "top_k": 0}
+    | dict.fromkeys(("router_logits", "router_probs", "topk_idx", "topk_weights"))
+)
 
 
 def router_fields(
@@ -175,7 +183,6 @@ def router_fields(
     weights = raw.weights if raw.weights is not None else proof.expected_weights(raw, spec, scores)
     weights = weights.float()
     weights = weights / weights.sum(dim=-1, keepdim=True).clamp_min(1e-20)
-    selection = None if raw.bias is None else (scores + raw.bias).reshape(*shape, -1)
     return {
         "num_experts": raw.logits.shape[-1],
         "top_k": raw.idx.shape[-1],
@@ -184,7 +191,7 @@ def router_fields(
         "topk_idx": raw.idx.reshape(*shape, -1),
         "topk_weights": weights.reshape(*shape, -1),
         "score_func": spec.score_func,
-        "selection_scores": selection,
+        "selection_scores": None if raw.bias is None else (scores + raw.bias).reshape(*shape, -1),
         "expert_bias": raw.bias,
     }
 
@@ -199,21 +206,9 @@ def _flat(router: Mapping[str, Tensor], residual: Tensor, spec: RoutingSpec, whe
         raise ReconcileError(f"{where}: router_logits or topk_idx was not handed over in this call.")
     raw = proof.Routing(logits, idx, flat("topk_weights"), router.get("expert_bias"), flat("router_probs"))
     proof.check_shapes(raw, spec, where)
-    tokens = residual.shape[0] * residual.shape[1]
-    if logits.shape[0] != tokens:
+    if logits.shape[0] != (tokens := residual.shape[0] * residual.shape[1]):
         raise ReconcileError(
             f"{where}: the router saw {logits.shape[0]} tokens, the block's output has {tuple(residual.shape[:2])} = "
             f"{tokens}. Sequences must not be sharded or packed between the two."
         )
     return raw
-
-
-def _detached(value: Any, name: str) -> Any:
-    if value is None or not isinstance(value, torch.Tensor):
-        if isinstance(value, (tuple, list)):
-            raise ReconcileError(
-                f"{name} is a {type(value).__name__} of {len(value)}, expected a tensor; add [index]"
-            )
-        raise ReconcileError(f"{name} is {type(value).__name__}, expected a tensor")
-    local = getattr(value, "to_local", None)
-    return (value if local is None else local()).detach()

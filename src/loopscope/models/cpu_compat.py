@@ -15,11 +15,6 @@ from typing import Any
 
 import torch
 
-
-def _total_memory(device: object = None) -> SimpleNamespace:
-    return SimpleNamespace(total_memory=max(1, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
-
-
 # What torchtitan asks of `torch.cuda`, answered for a CPU: one device for every rank, whatever LOCAL_RANK says, whose
 # work is synchronous. Without memory statistics torchtitan prints -1 instead of a number nobody measured. The name
 # also selects its table of peak FLOPS, where "cpu" is unknown.
@@ -30,21 +25,18 @@ _CPU_DEVICE = SimpleNamespace(
     current_device=lambda: 0,
     synchronize=lambda device=None: None,
     get_device_name=lambda device=None: "cpu",
-    get_device_properties=_total_memory,
+    get_device_properties=lambda device=None: SimpleNamespace(
+        total_memory=max(1, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    ),
     memory_stats=lambda device=None: {},
     reset_peak_memory_stats=lambda device=None: None,
     empty_cache=lambda: None,
 )
 
 
-def is_needed() -> bool:
-    """True where torch sees no accelerator."""
-    return not torch.accelerator.is_available()
-
-
 def enable() -> bool:
     """Apply the remedies where they are needed; idempotent. Returns whether they are in force."""
-    if not is_needed():
+    if torch.accelerator.is_available():
         return False
     _stub_triton_where_absent()
     from torchtitan.tools import utils
@@ -62,7 +54,7 @@ def prepare_fsdp(model: torch.nn.Module) -> None:
     torchtitan sets the gradient divide factor to 1.0, which becomes PREMUL_SUM, and gloo refuses that; a plain
     SUM is the same number.
     """
-    if not is_needed():
+    if torch.accelerator.is_available():
         return
     from torch.distributed.fsdp import FSDPModule
 
@@ -86,8 +78,7 @@ def init_like_unsharded(init: Callable[[torch.Tensor], Any]) -> Callable[[torch.
         if not isinstance(parameter, DTensor) or parameter.device.type != "cpu":
             init(parameter)
             return
-        whole = torch.empty(parameter.shape, dtype=parameter.dtype)
-        init(whole)
+        init(whole := torch.empty(parameter.shape, dtype=parameter.dtype))
         # Every rank holds the whole already; src_data_rank=None slices it without communication.
         parameter.copy_(
             distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)

@@ -6,6 +6,8 @@ raw router tensors; the eager outer loop of `forward` records them, or drops the
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -37,8 +39,7 @@ class ToyBlock(nn.Module):
         one_hot_BSKE = F.one_hot(idx_BSK, self.num_experts).to(x_BSD.dtype)
         combine_BSE = (one_hot_BSKE * weights_BSK.unsqueeze(-1)).sum(dim=2)
         out_BSD = torch.einsum("bsd,edf,bse->bsf", x_BSD, self.experts, combine_BSE).tanh()
-        share_E = one_hot_BSKE.mean(dim=(0, 1, 2))
-        lb = self.num_experts * (share_E * probs_BSE.mean(dim=(0, 1))).sum()
+        lb = self.num_experts * (one_hot_BSKE.mean(dim=(0, 1, 2)) * probs_BSE.mean(dim=(0, 1))).sum()
         z = logits_BSE.float().logsumexp(dim=-1).square().mean()
         return h_BSD + out_BSD, lb, z, (logits_BSE, probs_BSE, idx_BSK, weights_BSK)
 
@@ -58,8 +59,8 @@ class ToyLoopMoE(nn.Module):
         top_k: int = 2,
     ) -> None:
         super().__init__()
-        self.num_stacks, self.top_k, self.num_experts = num_stacks, top_k, num_experts
-        self.outer_experts = outer_experts
+        self.num_stacks, self.top_k = num_stacks, top_k
+        self.num_experts, self.outer_experts = num_experts, outer_experts
         self.embed, self.lm_head = nn.Embedding(vocab_size, width), nn.Linear(width, vocab_size, bias=False)
         self.head, self.tail = (ToyBlock(width, outer_experts, top_k) for _ in range(2))
         self.stack = nn.ModuleList(ToyBlock(width, num_experts, top_k) for _ in range(num_layers_in_stack))
@@ -68,7 +69,8 @@ class ToyLoopMoE(nn.Module):
         """(logits [B,S,V], mean load-balancing loss, mean z-loss over all visits)."""
         h, lbs, zs = self.embed(ids_BS), [], []
         for spec in self.expected_visits():
-            h, lb, z, trace = self._block(spec)(h)
+            block = self.stack[spec.layer_idx] if spec.block == "loop" else getattr(self, spec.block)
+            h, lb, z, trace = block(h)
             _record(spec, trace, h)
             lbs.append(lb)
             zs.append(z)
@@ -77,8 +79,7 @@ class ToyLoopMoE(nn.Module):
 
     def loop_readout(self, h_BSD: Tensor, *, readout: str = "tail") -> Tensor:
         """Logits [B, S, V] from a state of the loop [B, S, d], as if the loop ended there."""
-        logits: Tensor = self.lm_head(self.tail(h_BSD)[0] if readout == "tail" else h_BSD)
-        return logits
+        return cast(Tensor, self.lm_head(self.tail(h_BSD)[0] if readout == "tail" else h_BSD))
 
     def loop_entry(self) -> nn.Module:
         """The module whose first argument is the loop's state."""
@@ -95,8 +96,7 @@ class ToyLoopMoE(nn.Module):
 
     def expected_visits(self) -> tuple[VisitSpec, ...]:
         """Every visit of one forward, in execution order."""
-        layers = len(self.stack)
-        loop = [("loop", r, i) for r in range(self.num_stacks) for i in range(layers)]
+        loop = [("loop", r, i) for r in range(self.num_stacks) for i in range(len(self.stack))]
         return tuple(
             VisitSpec(
                 block=block,  # type: ignore[arg-type]  # a list of literals is a list of str to mypy
@@ -108,9 +108,6 @@ class ToyLoopMoE(nn.Module):
             )
             for position, (block, loop_step, layer_idx) in enumerate([("head", 0, 0), *loop, ("tail", 0, 0)])
         )
-
-    def _block(self, spec: VisitSpec) -> nn.Module:
-        return self.stack[spec.layer_idx] if spec.block == "loop" else getattr(self, spec.block)
 
 
 def _record(spec: VisitSpec, trace: tuple[Tensor, Tensor, Tensor, Tensor], h_BSD: Tensor) -> None:

@@ -39,8 +39,7 @@ def build_manifest(folder: Path, *, licence: str | Mapping[str, str], descriptio
     entries: list[DocumentEntry] = []
     first_with: dict[str, str] = {}
     for path in _documents(folder):
-        relative = path.relative_to(folder)
-        if len(relative.parts) < 2:
+        if len((relative := path.relative_to(folder)).parts) < 2:
             raise ProbeError(
                 f"{path} lies in no domain folder, expected {folder}/<domain>/{path.name}. Move it."
             )
@@ -76,18 +75,15 @@ def build_manifest(folder: Path, *, licence: str | Mapping[str, str], descriptio
 
 def left_out(folder: Path) -> list[Path]:
     """Files below `folder` that are no documents, since they are hidden or do not end in .txt."""
-    documents = set(_documents(folder))
-    return sorted(
-        path
-        for path in folder.rglob("*")
-        if path.is_file() and path not in documents and path != folder / MANIFEST_FILE
-    )
+    known = {*_documents(folder), folder / MANIFEST_FILE}
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path not in known)
 
 
 def _documents(folder: Path) -> list[Path]:
-    found = folder.rglob("*.txt")
     return sorted(
-        path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        path
+        for path in folder.rglob("*.txt")
+        if not any(part.startswith(".") for part in path.relative_to(folder).parts)
     )
 
 

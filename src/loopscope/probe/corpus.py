@@ -64,9 +64,7 @@ class Corpus:
 
 def available_corpora() -> list[str]:
     """Names of the corpora that come with loopscope."""
-    if not CORPORA.is_dir():
-        return []
-    return sorted(folder.name for folder in CORPORA.iterdir() if (folder / MANIFEST_FILE).is_file())
+    return sorted(path.parent.name for path in CORPORA.glob(f"*/{MANIFEST_FILE}"))
 
 
 def _resolve(name_or_path: str | Path) -> Path:
@@ -101,8 +99,7 @@ def load_corpus(name_or_path: str | Path) -> Corpus:
                 f"corpus {manifest.name!r}: cannot read {path} ({error.strerror or error}); expected every "
                 "document of the manifest. Restore the file."
             ) from None
-        actual = hashlib.sha256(raw).hexdigest()
-        if actual != entry.sha256:
+        if (actual := hashlib.sha256(raw).hexdigest()) != entry.sha256:
             raise ProbeError(
                 f"corpus {manifest.name!r}: {entry.file} has SHA-256 {actual}, expected {entry.sha256}. A "
                 "corpus never changes, since its rows would no longer compare: restore the file, or build "

@@ -43,10 +43,9 @@ class DeepSettings:
     """Of everything random; the same at every step, so that probes compare."""
 
     def __post_init__(self) -> None:
-        if self.shuffle_scope not in ("batch", "document"):
-            raise ConfigError(f"shuffle_scope is {self.shuffle_scope!r}, expected 'batch' or 'document'")
-        if self.readout not in ("tail", "head"):
-            raise ConfigError(f"readout is {self.readout!r}, expected 'tail' or 'head'")
+        for name, known in (("shuffle_scope", ("batch", "document")), ("readout", ("tail", "head"))):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}, expected {known[0]!r} or {known[1]!r}")
         for name, least in (("num_shuffles", 1), ("num_directions", 0), ("seed", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected >= {least}")
@@ -134,14 +133,13 @@ class _Run:
     ) -> None:
         self.error: Exception | None = None
         self._model, self._settings, self._context, self._keep = model, settings, context, keep
-        self._routing = RoutingRecorder()
-        self._readouts = Readouts()
+        self._routing, self._readouts = RoutingRecorder(), Readouts()
         self._perturbations = Perturbations(settings.num_directions, settings.seed)
-        self._clean = CleanVisits()
-        self._passes = Passes()
+        self._clean, self._passes = CleanVisits(), Passes()
         self._read = None if routing_only else getattr(model, "loop_readout", None)
         entry = None if routing_only else getattr(model, "loop_entry", None)
         self._entry: nn.Module | None = None if entry is None else entry()
+        self._perturbs = self._entry is not None and settings.num_directions > 0
 
     def corpus(self, corpus: EncodedCorpus, batch_size: int | None) -> None:
         """All forwards over all documents; what failed in loopscope's own code is raised after the last."""
@@ -165,7 +163,7 @@ class _Run:
                     "mode too"
                 )
             self._read_out(ids)
-            if self._entry is not None and self._settings.num_directions:
+            if self._perturbs:
                 self._perturb(ids)
             self._routing.set_depth(len(self._passes))
             self._perturbations.set_depth(len(self._passes))
@@ -178,7 +176,6 @@ class _Run:
         if not self._keep:
             return DeepResult(tables={}, skipped=(), chosen={})
         settings = self._settings
-        domains = list(corpus.strata.get("domain", ["all"] * len(corpus.input_ids)))
         tables: Tables = {
             "probe_readout": self._readouts.rows(settings.readout),
             "probe_margin": margin_rows(
@@ -189,7 +186,10 @@ class _Run:
             ),
             "probe_perturbation": self._perturbations.rows(),
             "probe_specialisation": specialisation_rows(
-                self._routing, corpus.input_ids, domains, seed=settings.seed
+                self._routing,
+                corpus.input_ids,
+                list(corpus.strata.get("domain", ["all"] * len(corpus.input_ids))),
+                seed=settings.seed,
             ),
         }
         if before is not None:
@@ -211,15 +211,12 @@ class _Run:
         return self._routing.chosen(corpus.corpus_hash) if self._keep else {}
 
     def _skipped(self) -> list[str]:
-        name = type(self._model).__name__
-        found = []
-        if self._read is None:
-            found.append(f"readout: {name} has no loop_readout(h, readout=...)")
-        if self._entry is None:
-            found.append(f"perturbation: {name} has no loop_entry()")
-        if self._perturbations.refused is not None:
-            found.append(f"perturbation: {self._perturbations.refused}")
-        return found
+        name, refused = type(self._model).__name__, self._perturbations.refused
+        return [
+            *([f"readout: {name} has no loop_readout(h, readout=...)"] if self._read is None else []),
+            *([f"perturbation: {name} has no loop_entry()"] if self._entry is None else []),
+            *([] if refused is None else [f"perturbation: {refused}"]),
+        ]
 
     def _forward(self, ids: Tensor, record: Callable[[TracePoint], None]) -> int:
         """One forward whose visits are reduced as they happen; how many there were."""
@@ -236,7 +233,7 @@ class _Run:
         # First, and without anything that can fail: how many readouts follow must be the same on every rank.
         self._passes.note(point)
         self._guarded(lambda: self._routing.add(point))
-        if self._read is not None or (self._entry is not None and self._settings.num_directions):
+        if self._read is not None or self._perturbs:
             self._guarded(lambda: self._clean.add(point))
 
     def _read_out(self, ids: Tensor) -> None:
@@ -277,8 +274,7 @@ class _Run:
 
 
 def _check_tokens(before: Chosen, corpus_hash: str) -> None:
-    other = getattr(before, "corpus_hash", corpus_hash)
-    if other != corpus_hash:
+    if (other := getattr(before, "corpus_hash", corpus_hash)) != corpus_hash:
         raise ProbeError(
             f"saturation over different tokens cannot be measured: corpus_hash {other} before, {corpus_hash} now; "
             "expected one and the same. Leave `before` out, or probe the same corpus."

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from statistics import fmean
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +28,7 @@ class Injection:
     """Disturbs the loop's input once per forward, in a direction that one generator draws."""
 
     def __init__(self, generator: torch.Generator) -> None:
-        self._generator = generator
-        self._done = False
+        self._generator, self._done = generator, False
         self.square = 0.0
         """Σ of the squared length of everything injected so far."""
 
@@ -90,36 +90,36 @@ class Perturbations:
             self.refused = f"the forward is in {again.residual.dtype}, not in float32"
         if position not in clean or not torch.equal(clean.residual(position), again.residual):
             # NaN is not equal to itself: that says nothing of how well the forward repeats.
-            finite = bool(again.residual.isfinite().all())
             self.refused = self.refused or (
-                "two clean forwards differ" if finite else "the clean forward is not finite"
+                "two clean forwards differ"
+                if again.residual.isfinite().all()
+                else "the clean forward is not finite"
             )
         if again.block != "loop":
             return
-        visit = self._visits.get(position)
-        if visit is None:
-            visit = self._visits[position] = _Visit(
+        visit = self._visits.setdefault(
+            position,
+            _Visit(
                 visit_keys(again),
                 again.layer_idx,
                 again.loop_step,
                 distance=[0.0] * len(self.injections),
                 flips=[0.0] * len(self.injections),
-            )
+            ),
+        )
         visit.square += frobenius(again.residual, again.residual)[1] ** 2
-        visit.tokens += again.residual.shape[0] * again.residual.shape[1]
+        visit.tokens += again.residual[..., 0].numel()
 
     def add(self, direction: int, clean: CleanVisits, disturbed: TracePoint) -> None:
         """A visit of a forward over the same documents that was disturbed in one direction."""
         position = disturbed.unrolled_pos
         self._seen.add(position)
-        visit = self._visits.get(position)
-        if visit is None:
+        if (visit := self._visits.get(position)) is None:
             return
         visit.distance[direction] += frobenius(clean.residual(position), disturbed.residual)[0] ** 2
         idx = clean.topk_idx(position)
         if idx is not None and disturbed.topk_idx is not None:
-            tokens = idx.shape[0] * idx.shape[1]
-            visit.flips[direction] += flipped_share(idx, disturbed.topk_idx) * tokens
+            visit.flips[direction] += flipped_share(idx, disturbed.topk_idx) * idx[..., 0].numel()
 
     def end_forward(self, clean: CleanVisits) -> None:
         """A second clean or a disturbed forward is over: it must have shown the visits of the first."""
@@ -144,13 +144,12 @@ class Perturbations:
             amplified = [
                 one / start if start else math.nan for one, start in zip(absolute, injected, strict=True)
             ]
-            dense = visit.keys["num_experts"] == 0
             values: Row = {
-                "relative_distance": _mean(relative),
+                "relative_distance": fmean(relative),
                 "relative_distance_min": min(relative),
                 "relative_distance_max": max(relative),
-                "amplification": _mean(amplified),
-                "flipped_share": None if dense else _mean(visit.flips) / visit.tokens,
+                "amplification": fmean(amplified),
+                "flipped_share": fmean(visit.flips) / visit.tokens if visit.keys["num_experts"] else None,
                 "distance_rate": self._rate(visit, relative=False),
                 "relative_rate": self._rate(visit, relative=True),
             }
@@ -168,22 +167,21 @@ class Perturbations:
     def _rate(self, visit: _Visit, *, relative: bool) -> float | None:
         """Geometric mean over directions of the factor per pass at this layer, from the first pass to this."""
         passes = sorted(
-            (one for one in self._visits.values() if one.layer_idx == visit.layer_idx),
+            (
+                one
+                for one in self._visits.values()
+                if one.layer_idx == visit.layer_idx and one.loop_step <= visit.loop_step
+            ),
             key=lambda one: one.loop_step,
         )
-        passes = [one for one in passes if one.loop_step <= visit.loop_step]
-        logs = []
-        for direction in range(len(self.injections)):
-            distances = [
-                math.sqrt(one.distance[direction] / (one.square if relative and one.square else 1.0))
-                for one in passes
-            ]
-            rate = geometric_rate(distances)
-            if rate is None:
-                return None
-            logs.append(math.log(rate))
-        return math.exp(_mean(logs))
-
-
-def _mean(values: list[float]) -> float:
-    return math.fsum(values) / len(values)
+        rates = [
+            geometric_rate(
+                [
+                    math.sqrt(one.distance[direction] / (one.square if relative and one.square else 1.0))
+                    for one in passes
+                ]
+            )
+            for direction in range(len(self.injections))
+        ]
+        logs = [math.log(rate) for rate in rates if rate is not None]
+        return math.exp(fmean(logs)) if len(logs) == len(rates) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -26,7 +27,7 @@ class Readouts:
     """Sums over the documents read out so far; of the logits it keeps those of one step, for the next."""
 
     def __init__(self) -> None:
-        self._steps: dict[int, _Step] = {}
+        self._steps: defaultdict[int, _Step] = defaultdict(_Step)
         self._before: Tensor | None = None
         self._settling: Settling | None = None
 
@@ -35,7 +36,7 @@ class Readouts:
         before_BSV = self._before if loop_step else None
         if self._settling is None:
             self._settling = Settling(ids_BS.numel(), logits_BSV.device)
-        step = self._steps.setdefault(loop_step, _Step())
+        step = self._steps[loop_step]
         for row, (logits_SV, ids_S) in enumerate(zip(logits_BSV, ids_BS, strict=True)):
             sums = readout_sums(logits_SV, None if before_BSV is None else before_BSV[row], ids_S)
             step.loss += float(sums.loss)
@@ -55,14 +56,11 @@ class Readouts:
 
     def rows(self, readout: str) -> list[Row]:
         """A row per loop step."""
-        if not self._steps:
-            return []
         rows: list[Row] = []
         entropy_before: float | None = None
-        for index, (loop_step, step) in enumerate(sorted(self._steps.items())):
+        for loop_step, step in sorted(self._steps.items()):
             entropy = step.entropy / step.tokens
-            last = index + 1 == len(self._steps)
-            settled = step.settled / step.tokens
+            settled = step.settled / step.tokens if math.isfinite(entropy) else math.nan
             values: Row = {
                 "loss_mean": step.loss / step.targets,
                 "loss_sum": step.loss,
@@ -71,7 +69,7 @@ class Readouts:
                 "entropy_change": None if entropy_before is None else entropy - entropy_before,
                 # At the last step there is no later one to agree with.
                 # The arg-max of logits with a NaN is that NaN's place, which settles at once.
-                "argmax_settled": None if last else settled if math.isfinite(entropy) else math.nan,
+                "argmax_settled": None if loop_step == max(self._steps) else settled,
             }
             rows.append(
                 {

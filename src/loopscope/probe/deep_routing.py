@@ -80,9 +80,17 @@ class RoutingRecorder:
         """Keep what is needed of a visit of the next documents."""
         if point.topk_idx is None or point.router_logits is None:
             return
-        visit = self._visits.get(point.unrolled_pos)
-        if visit is None:
-            visit = self._visits[point.unrolled_pos] = self._new(point)
+        added = point.selection_scores is not None
+        visit = self._visits.setdefault(
+            point.unrolled_pos,
+            VisitRouting(
+                visit_keys(point),
+                score_space="selection_scores" if added else "logits",
+                bounded=added,
+                idx_file=self._idx_file,
+                scores_file=self._scores_file,
+            ),
+        )
         narrow = torch.int16 if point.num_experts < 2**15 else torch.int32
         visit.idx.append(self._idx_file.put(point.topk_idx.to(narrow).cpu()))
         scores = point.router_logits if point.selection_scores is None else point.selection_scores
@@ -97,16 +105,6 @@ class RoutingRecorder:
         """What every visit chose."""
         visits = {position: tuple(visit.idx) for position, visit in self._visits.items()}
         return ChosenExperts(self._idx_file, visits, corpus_hash)
-
-    def _new(self, point: TracePoint) -> VisitRouting:
-        space = "logits" if point.selection_scores is None else "selection_scores"
-        return VisitRouting(
-            visit_keys(point),
-            space,
-            bounded=space != "logits",
-            idx_file=self._idx_file,
-            scores_file=self._scores_file,
-        )
 
 
 def visit_keys(point: TracePoint) -> Row:

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import cast
 
 import numpy as np
 import torch
@@ -25,7 +26,16 @@ from loopscope.probe.deep_routing import Chosen, RoutingRecorder, Row, VisitRout
 _QUANTITIES = ("margin", "selection_gap")
 _PAIRS_UP_TO = 64
 """E up to which a row lists every pair's count."""
-_RATIO_COLUMNS = ("observed_mean", "null_median", "rho", "rho_ref", "rho_cal", "rho_cal_low", "rho_cal_high")
+_RATIO_COLUMNS = {
+    "observed_mean": "observed",
+    "null_median": "null_median",
+    "rho": "rho",
+    "rho_ref": "rho_ref",
+    "rho_cal": "rho_cal",
+    "rho_cal_low": "low",
+    "rho_cal_high": "high",
+}
+"""Column → field of a NullRatio."""
 _NO_REASON: Mapping[str, str] = MappingProxyType({})
 
 
@@ -54,18 +64,18 @@ def margin_rows(routing: RoutingRecorder, *, scope: str, num_shuffles: int, seed
     rows = []
     for visit in routing:
         scores = visit.scores_DSE
-        found: dict[str, NullRatio | None] = {}
-        for quantity in _QUANTITIES:
-            # A generator for each number: a visit's result does not depend on which others were measured.
-            generator = torch.Generator().manual_seed(seed)
-            found[quantity] = null_ratio(
+        found = {
+            quantity: null_ratio(
                 scores,
                 _int(visit, "top_k"),
                 quantity,
                 scope=scope,
-                generator=generator,
+                # One for each number: a visit's result does not depend on which others were measured.
+                generator=torch.Generator().manual_seed(seed),
                 num_shuffles=num_shuffles,
             )
+            for quantity in _QUANTITIES
+        }
         cell = cell_of(found["margin"], found["selection_gap"])
         why = _why(found, documents=scores.shape[0])
         rows += [
@@ -94,13 +104,9 @@ def _why(found: Mapping[str, NullRatio | None], documents: int) -> dict[str, str
 
 
 def _ratio(ratio: NullRatio | None) -> Row:
-    if ratio is None:
-        return dict.fromkeys(_RATIO_COLUMNS)
-    values = (
-        *(ratio.observed, ratio.null_median, ratio.rho, ratio.rho_ref),
-        *(ratio.rho_cal, ratio.low, ratio.high),
-    )
-    return dict(zip(_RATIO_COLUMNS, values, strict=True))
+    return {
+        column: None if ratio is None else getattr(ratio, name) for column, name in _RATIO_COLUMNS.items()
+    }
 
 
 def specialisation_rows(
@@ -112,12 +118,10 @@ def specialisation_rows(
         idx_DSK = visit.idx_DSK
         experts, top_k = _int(visit, "num_experts"), _int(visit, "top_k")
         keys: Row = {**visit.keys, "num_tokens": idx_DSK[..., 0].size}
-        length = idx_DSK.shape[1]
         for domain, share_E in domain_share(idx_DSK, domains, experts).items():
-            items = length * sum(name == domain for name in domains)
             rows.append(
                 {
-                    **_kind(keys, "domain", domain, items),
+                    **_kind(keys, "domain", domain, idx_DSK.shape[1] * domains.count(domain)),
                     "expert_share": [float(value) for value in share_E],
                     **with_null_reasons({"value": float(share_E.max()), "chance": top_k / experts}),
                 }
@@ -149,11 +153,12 @@ def _coactivation(keys: Row, idx_NK: NDArray[np.int64], experts: int, top_k: int
     row = _kind(keys, "coactivation", "all", len(share_P))
     if experts <= _PAIRS_UP_TO:
         row["pair_count"] = [int(value) for value in count_EE[np.triu_indices(experts, 1)]]
-    values: Row = {"value": None, "largest": None, "chance": None}
-    if len(share_P):
-        chance = (top_k - 1) / (experts - 1)
-        values = {"value": float(share_P.mean()), "largest": float(share_P.max()), "chance": chance}
-    return {**row, **with_null_reasons(values)}
+    values = (
+        (float(share_P.mean()), float(share_P.max()), (top_k - 1) / (experts - 1))
+        if len(share_P)
+        else [None] * 3
+    )
+    return {**row, **with_null_reasons(dict(zip(("value", "largest", "chance"), values, strict=True)))}
 
 
 def saturation_rows(routing: RoutingRecorder, before: Chosen, from_step: int) -> list[Row]:
@@ -179,6 +184,4 @@ def saturation_rows(routing: RoutingRecorder, before: Chosen, from_step: int) ->
 
 
 def _int(visit: VisitRouting, name: str) -> int:
-    value = visit.keys[name]
-    assert isinstance(value, int)
-    return value
+    return cast(int, visit.keys[name])

@@ -64,8 +64,8 @@ class SpillFile:
         assert self._file is not None
         raw = bytearray(stored.num_bytes)
         self._file.seek(stored.offset)
-        read = self._file.readinto(raw)  # type: ignore[attr-defined]  # a binary file has it
-        if read != stored.num_bytes:
+        # A binary file has it.
+        if (read := self._file.readinto(raw)) != stored.num_bytes:  # type: ignore[attr-defined]
             raise ProbeError(
                 f"the deep probe's temporary file gave {read} bytes, expected {stored.num_bytes}. Something cut it."
             )

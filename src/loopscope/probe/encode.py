@@ -32,8 +32,7 @@ class EncodedCorpus:
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise ProbeError where a token id lies outside the model's vocabulary."""
-        largest = int(self.input_ids.max())
-        if largest >= vocab_size:
+        if (largest := int(self.input_ids.max())) >= vocab_size:
             raise ProbeError(
                 f"corpus {self.name!r} has token id {largest}, but the model's vocabulary has {vocab_size} "
                 "tokens; expected ids below that. The tokenizer belongs to another model: encode with the "
@@ -63,13 +62,6 @@ def _token_ids(encoded: object, document: str) -> list[int]:
     return found
 
 
-def _without_marker(tokens: list[list[int]], marker: Sequence[int]) -> tuple[list[list[int]], bool]:
-    # What a tokenizer returns for empty text is what it adds to every text.
-    if marker and all(ids[:1] == [marker[0]] for ids in tokens):
-        return [ids[1:] for ids in tokens], True
-    return tokens, False
-
-
 def encode_documents(
     texts: Sequence[tuple[str, str]],
     tokenizer_encode: Callable[[str], Sequence[int]],
@@ -84,7 +76,10 @@ def encode_documents(
             f"seq_len is {seq_len}, expected >= 2: a single token has no next token to predict."
         )
     tokens = [_token_ids(tokenizer_encode(text), document) for document, text in texts]
-    tokens, dropped = _without_marker(tokens, list(tokenizer_encode("")))
+    # What a tokenizer returns for empty text is what it adds to every text.
+    marker = list(tokenizer_encode(""))[:1]
+    dropped = bool(marker) and all(ids[:1] == marker for ids in tokens)
+    tokens = [ids[1:] if dropped else ids for ids in tokens]
     needed = min(seq_len, MIN_TOKENS)
     for (document, _), ids in zip(texts, tokens, strict=True):
         if len(ids) < needed:

@@ -75,8 +75,7 @@ def load_legacy(code: str, checkpoint: Path, num_layers_in_stack: int) -> Legacy
     if not place or not name:
         raise ConfigError(f"the legacy code is {code!r}, expected MODULE:FUNCTION or FILE.py:FUNCTION")
     module = _import(place)
-    build = getattr(module, name, None)
-    if not callable(build):
+    if not callable(build := getattr(module, name, None)):
         raise ConfigError(f"{place} has no function {name!r}; expected one that takes the checkpoint's path")
     if not hasattr(module, "TracePoint"):
         raise ProbeError(
@@ -102,27 +101,22 @@ def load_legacy(code: str, checkpoint: Path, num_layers_in_stack: int) -> Legacy
 
 
 def _import(place: str) -> ModuleType:
-    if not place.endswith(".py"):
-        try:
-            return importlib.import_module(place)
-        except Exception as error:
-            raise _no_module(place, error) from error
-    path = Path(place)
-    spec = importlib.util.spec_from_file_location(f"loopscope_legacy_{path.stem}", path)
-    if spec is None or spec.loader is None or not path.is_file():
+    path, is_file = Path(place), place.endswith(".py")
+    if is_file and not path.is_file():
         raise ConfigError(f"there is no file {path}, expected the old model's code")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
+    name = f"loopscope_legacy_{path.stem}" if is_file else place
     try:
+        if not is_file:
+            return importlib.import_module(name)
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     except Exception as error:
-        del sys.modules[spec.name]
-        raise _no_module(place, error) from error
+        sys.modules.pop(name, None)
+        raise ConfigError(
+            f"cannot import {place} ({type(error).__name__}: {error}), expected an importable module. Try it with "
+            "`python`."
+        ) from error
     return module
-
-
-def _no_module(place: str, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"cannot import {place} ({type(error).__name__}: {error}), expected an importable module. Try it with "
-        "`python`."
-    )

@@ -5,21 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loopscope.alerts import AlertConfig
-from loopscope.capture.adapter import settings_of
 from loopscope.capture.capabilities import synthesize
 from loopscope.capture.files import load_overrides
 from loopscope.capture.registry import resolve_adapter
 from loopscope.capture.requirements import requirements_by_metric
+from loopscope.capture.settings import RunSettings
 from loopscope.capture.support import preflight
 from loopscope.errors import ConfigError
 from loopscope.session.attached import Attachment
-from loopscope.session.config import LoopscopeConfig
-
-if TYPE_CHECKING:
-    from loopscope.session.config import OnError
+from loopscope.session.config import LoopscopeConfig, OnError
 
 
 def attach(
@@ -83,8 +80,8 @@ def attach(
     """
     require = tuple(require)
     backend = backend or backend_of(model)
-    overrides = load_overrides(plan) if isinstance(plan, (str, Path)) else plan
-    adapter = resolve_adapter(task, backend)(model, overrides=overrides, **options)
+    plan = load_overrides(plan) if isinstance(plan, (str, Path)) else plan
+    adapter = resolve_adapter(task, backend)(model, overrides=plan, **options)
     given = {
         "trace_every": every,
         "num_microbatches": num_microbatches,
@@ -95,7 +92,7 @@ def attach(
         "trackers": tuple(trackers),
         "alerts": alerts or AlertConfig(),
     }
-    settings = settings_of(adapter, given)
+    settings = RunSettings(**{**adapter.settings(), **given})
     gaps = preflight(settings, task, backend)
     capabilities = synthesize(requirements_by_metric(), adapter.backend_support())
     capabilities.require(require)
@@ -140,12 +137,10 @@ def backend_of(model: Any) -> str:
         ("torch", "torch.nn", "Module"),
         ("mlx", "mlx.nn", "Module"),
     ):
-        kind = getattr(sys.modules.get(module), name, None)
-        if kind is None or not isinstance(inner, kind):
-            continue
-        if backend == "torchtitan" and callable(getattr(inner, "expected_visits", None)):
-            return "torch"  # a model with the trace contract records itself, whatever it is built from
-        return backend
+        if isinstance(inner, getattr(sys.modules.get(module), name, ())):
+            # A model with the trace contract records itself, whatever it is built from.
+            records_itself = backend == "torchtitan" and callable(getattr(inner, "expected_visits", None))
+            return "torch" if records_itself else backend
     raise ConfigError(
         f"got a {type(model).__name__}, expected a torch.nn.Module, a transformers model, a torchtitan model or an "
         "mlx.nn.Module. Pass the model itself, not its trainer."

@@ -45,8 +45,7 @@ class LoopscopeConfig:
         object.__setattr__(self, "out", Path(self.out))
         if not str(self.out).strip() or str(self.out) == ".":
             raise ConfigError(f"out is {str(self.out)!r}, expected the path of a folder for this run")
-        for name in ("trace_every", "probe_every"):
-            value = getattr(self, name)
+        for name, value in (("trace_every", self.trace_every), ("probe_every", self.probe_every)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise ConfigError(
                     f"{name} is {value!r}, expected an integer >= 0: a number of steps, or 0 to turn it off"
@@ -70,7 +69,5 @@ class LoopscopeConfig:
 
     def as_plain(self) -> dict[str, object]:
         """Plain types for the manifest."""
-        plain = asdict(self)
-        plain["out"] = str(self.out)
-        plain["trackers"], plain["alerts"] = list(self.trackers), self.alerts.as_plain()
-        return plain
+        own = {"out": str(self.out), "trackers": list(self.trackers), "alerts": self.alerts.as_plain()}
+        return asdict(self) | own

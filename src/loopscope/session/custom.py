@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from loopscope.capture.adapter import Adapter
 from loopscope.capture.spec import enclosing
-
-if TYPE_CHECKING:
-    from loopscope.capture.adapter import Adapter
-    from loopscope.capture.reducers import Reduce
-    from loopscope.collect import Collector
-    from loopscope.trace import TracePoint
+from loopscope.collect import Collector
+from loopscope.trace import TracePoint
 
 
 class CustomMetrics:
@@ -26,21 +23,21 @@ class CustomMetrics:
     """
 
     def __init__(self, adapter: Adapter, meshes: Mapping[str, Any]) -> None:
-        self._reducers: list[tuple[str, str, Reduce]] = []
         blocks = adapter.plan.blocks()
-        for name, spec in adapter.plan.items():
-            for bound in spec.reducers:
-                context = {**meshes, "module": adapter.module(name)}
-                self._reducers.append(
-                    (enclosing(name, blocks) or name, bound.factory.name, bound.build(context))
-                )
+        self._reducers = [
+            (
+                enclosing(name, blocks) or name,
+                bound.factory.name,
+                bound.build({**meshes, "module": adapter.module(name)}),
+            )
+            for name, spec in adapter.plan.items()
+            for bound in spec.reducers
+        ]
 
     def run(self, collector: Collector, step: int, points: list[TracePoint], blocks: list[str]) -> None:
         """One health row ``custom:NAME.KEY`` per visit and value; every rank comes here in the same order."""
         for block, name, reduce in self._reducers:
-            for point, owner in zip(points, blocks, strict=True):
-                if owner != block:
-                    continue
+            for point in [one for one, owner in zip(points, blocks, strict=True) if owner == block]:
                 for key, value in reduce(point.tensors()).items():
                     collector.record_event(
                         step,

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from loopscope.capture.adapter import LossParts
 from loopscope.trace import LossComponents
-
-if TYPE_CHECKING:
-    from loopscope.capture.adapter import LossParts
 
 
 class LossLog:

@@ -15,7 +15,6 @@ class Decide(Protocol):
 
     def __call__(self, make: Callable[[], T], /) -> T:
         """Collective: every rank calls it."""
-        ...
 
 
 class TracedModel(Protocol):
@@ -23,11 +22,9 @@ class TracedModel(Protocol):
 
     def expected_visits(self) -> tuple[VisitSpec, ...]:
         """Every visit of one forward at the largest R."""
-        ...
 
     def trace_meta(self) -> TraceMeta:
         """R and L of the next forward, and how they were counted."""
-        ...
 
 
 class Encoded(Protocol):
@@ -36,14 +33,11 @@ class Encoded(Protocol):
     @property
     def name(self) -> str:
         """Name of the corpus."""
-        ...
 
     @property
     def corpus_hash(self) -> str:
         """Hash over its tokens."""
-        ...
 
     @property
     def strata(self) -> Mapping[str, Any]:
         """Stratum kind → one stratum per document."""
-        ...

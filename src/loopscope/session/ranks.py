@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from loopscope import errors
 from loopscope.errors import LoopscopeError
@@ -22,22 +22,20 @@ def decide(make: Callable[[], T], /) -> T:
     dist = _initialised()
     if dist is None or dist.get_world_size() == 1:
         return make()
-    outcome: list[tuple[str, Any]] = [("", None)]
+    outcome: list[Any] = ["", None]
     own: Exception | None = None
     if dist.get_rank() == 0:
         try:
-            outcome = [("", make())]
+            outcome = ["", make()]
         except Exception as error:  # noqa: BLE001  (whatever it is, the other ranks must hear of it)
-            own = error
-            outcome = [(type(error).__name__, str(error))]
+            own, outcome = error, [type(error).__name__, str(error)]
     dist.broadcast_object_list(outcome, src=0)
     if own is not None:
         raise own
-    name, value = outcome[0]
+    name, value = outcome
     if name:
         raise getattr(errors, name, LoopscopeError)(f"rank 0: {value}")
-    result: T = value
-    return result
+    return cast(T, value)
 
 
 def gather(value: T, /) -> list[T]:

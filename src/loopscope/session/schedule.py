@@ -36,9 +36,7 @@ def is_probe_step(step: int, *, every: int, last_step: int | None = None) -> boo
         every: M; 0 turns probing off altogether.
         last_step: the last step of the run, where it is known.
     """
-    if every == 0 or step < 0:
-        return False
-    return step % every == 0 or step == last_step
+    return every != 0 and step >= 0 and (step % every == 0 or step == last_step)
 
 
 def probe_stretch(seconds: float, elapsed_s: float) -> int:

@@ -171,7 +171,7 @@ def test_layers_that_are_not_declared_as_moe_are_refused() -> None:
 def test_settings_come_from_the_trainers_own_configuration() -> None:
     from torchtitan.models.qwen3.config_registry import qwen3_moe_debug
 
-    from loopscope.integrations.torchtitan.support import check_support, settings_from
+    from loopscope.integrations.torchtitan.checks import check_support, settings_from
 
     config = qwen3_moe_debug()
     config.training.disable_cuda_graphs = True

@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 from loopscope.errors import ConfigError, LoopscopeError
+from loopscope.integrations.torchtitan.text import DATASET_NAME, register_dataset
 from loopscope.models import cpu_compat
 
 MODULE = "loopscope.integrations.torchtitan.configs"
@@ -27,11 +28,8 @@ def main(args: list[str] | None = None) -> int:
     trainer = None
     try:
         config = _parse(args)
-        if config.dataloader.dataset_path:
-            from loopscope.integrations.torchtitan.text import DATASET_NAME, register_dataset
-
-            if config.dataloader.dataset == DATASET_NAME:
-                register_dataset(DATASET_NAME, config.dataloader.dataset_path)
+        if config.dataloader.dataset_path and config.dataloader.dataset == DATASET_NAME:
+            register_dataset(DATASET_NAME, config.dataloader.dataset_path)
         trainer = config.build()
         trainer.train()
     except LoopscopeError as error:
@@ -71,10 +69,9 @@ def _parse(args: list[str] | None) -> Any:
 
 def _report(error: LoopscopeError) -> None:
     rank = os.environ.get("RANK", "0")
-    if rank != "0" and str(error).startswith("rank 0: "):
-        return  # rank 0 says it itself
-    where = "" if rank == "0" else f" on rank {rank}"
-    print(f"loopscope{where}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    if rank == "0" or not str(error).startswith("rank 0: "):  # which rank 0 says itself
+        where = "" if rank == "0" else f" on rank {rank}"
+        print(f"loopscope{where}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

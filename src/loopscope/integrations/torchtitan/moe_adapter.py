@@ -11,6 +11,7 @@ With torchtitan's own trainer::
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from torch import nn
@@ -24,7 +25,7 @@ from loopscope.capture.spec import CapturePlan, CaptureSpec
 from loopscope.capture.torch_base import TorchModelAdapter
 from loopscope.capture.visits import expected_visits, promised_meta
 
-_GATE = {"router_logits": "output"}
+_LAYER = re.compile(r"layers\.([^.]+)")
 _ROUTER = {"topk_weights": "output[0]", "topk_idx": "output[1]", "router_probs": "output[2]"}
 
 
@@ -47,10 +48,9 @@ class TorchtitanAdapter(TorchModelAdapter):
                 if name.startswith(layer + ".") and isinstance(part, MoE)
             }
 
-        layers = [name for name in modules if name.startswith("layers.") and name.count(".") == 1]
         return plan_of_layers(
             self.model,
-            [(layer, int(layer.rpartition(".")[2]), "output") for layer in layers],
+            [(name, int(found[1]), "output") for name in modules if (found := _LAYER.fullmatch(name))],
             moes_of,
             lambda: _declared(self.model),
         )
@@ -65,8 +65,7 @@ def observe(model: nn.Module) -> ForwardObserver:
         CoverageError, PlanError: as `TorchtitanAdapter.derive`.
     """
     adapter = TorchtitanAdapter(model)
-    visits = expected_visits(adapter.plan)
-    meta = promised_meta(adapter.plan)
+    visits, meta = expected_visits(adapter.plan), promised_meta(adapter.plan)
     # Plain attributes, not submodules: nothing about the model's state or its names changes.
     model.expected_visits = lambda: visits  # type: ignore[assignment]
     model.trace_meta = lambda: meta  # type: ignore[assignment]
@@ -83,7 +82,6 @@ def is_torchtitan_moe(model: nn.Module) -> bool:
 def routing_of(moe: Any) -> RoutingSpec:
     """The routing of one MoE module, from its own attributes."""
     router = moe.router
-    has_bias = moe.load_balance_coeff is not None
     return RoutingSpec(
         num_experts=int(router.num_experts),
         top_k=int(router.top_k),
@@ -91,7 +89,7 @@ def routing_of(moe: Any) -> RoutingSpec:
         order="score_then_topk",
         normalised=bool(router.route_norm),
         # Without a coefficient nothing in torchtitan balances, but a loss outside the model may.
-        balancing="probability_bias" if has_bias else "unknown",
+        balancing="unknown" if moe.load_balance_coeff is None else "probability_bias",
         gate_bias=router.gate.bias is not None,
         route_scale=float(router.route_scale),
         num_groups=router.num_expert_groups,
@@ -123,7 +121,7 @@ def _boundaries(name: str, moe: Any) -> dict[str, CaptureSpec]:
     bias = {"expert_bias": "input[1]"} if moe.load_balance_coeff is not None else {}
     return {
         f"{name}.router": CaptureSpec(tensors={**_ROUTER, **bias}, routing=routing_of(moe)),
-        f"{name}.router.gate": CaptureSpec(tensors=dict(_GATE)),
+        f"{name}.router.gate": CaptureSpec(tensors={"router_logits": "output"}),
     }
 
 

@@ -125,18 +125,16 @@ def probe_checkpoints(
     }
     resume = (out / "run.json").is_file()
     done, parent = _done(out, source) if resume else (set(), None)
-    missing = [step_of(path) for path in ordered if step_of(path) not in done]
-    if not missing:
+    if not (missing := [step_of(path) for path in ordered if step_of(path) not in done]):
         return []
     # A later attempt replaces every step from its first on, so what follows a gap is probed again.
-    lost = sorted(step for step in done.difference(map(step_of, ordered)) if step > missing[0])
-    if lost:
+    if lost := sorted(step for step in done.difference(map(step_of, ordered)) if step > missing[0]):
         raise ConfigError(
             f"{out} holds probes of the later steps {lost}, which those of step {missing[0]} would replace: rows are "
             "added in the order of their steps. Probe all of them with --series, or name another folder with --out."
         )
-    todo = [path for path in ordered if step_of(path) >= missing[0]]
-    earlier = [path for path in ordered if step_of(path) < missing[0]]
+    first_todo = list(map(step_of, ordered)).index(missing[0])
+    earlier, todo = ordered[:first_todo], ordered[first_todo:]
     config = Loopscope.Config(out=out, run_name=f"probes of {training.run.name}", resume=resume)
     first = training.load(todo[0], settings.param_dtype)
     with Loopscope(config) as scope:
@@ -198,8 +196,7 @@ def _chosen_before(
 def _done(out: Path, source: dict[str, object]) -> tuple[set[int], int | None]:
     """Steps that `out` holds all rows of, and its last attempt; None where it was cut off before its first."""
     run = open_run(out)
-    known = run.manifest.configuration.get("trainer", {}).get("offline")
-    if known != source:
+    if (known := run.manifest.configuration.get("trainer", {}).get("offline")) != source:
         raise CheckpointMismatchError(
             f"{out} holds a run about {known}, expected probes of {source}. Name another folder with --out."
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,14 +76,12 @@ class Training:
                 f"{incomplete}: {_METADATA} cannot be read "
                 f"({type(error).__name__}: {error}). Its writing was cut off; use another one."
             ) from None
-        needed: dict[str, int] = {}
+        needed: dict[str, int] = defaultdict(int)
         for piece in pieces:
-            end = piece.offset + piece.length
-            needed[piece.relative_path] = max(end, needed.get(piece.relative_path, 0))
+            needed[piece.relative_path] = max(piece.offset + piece.length, needed[piece.relative_path])
         for name, size in sorted(needed.items()):
             path = checkpoint / name
-            have = path.stat().st_size if path.is_file() else 0
-            if have < size:
+            if (have := path.stat().st_size if path.is_file() else 0) < size:
                 raise ProbeError(
                     f"{incomplete}: {name} has {have} bytes, expected {size}. Its writing was cut off; use another one."
                 )
@@ -109,8 +108,7 @@ class Training:
         for parameter in model.parameters():
             # Buffers keep their type, as they do under mixed precision in training.
             parameter.data = parameter.data.to(dtype or self.param_dtype)
-        device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        return model.to(device or "cpu")
+        return model.to(torch.accelerator.current_accelerator(check_available=True) or "cpu")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,8 +160,7 @@ def step_of(checkpoint: Path) -> int:
     Raises:
         ConfigError: it is not named step-N.
     """
-    found = _STEP.match(checkpoint.name)
-    if found is None:
+    if not (found := _STEP.match(checkpoint.name)):
         raise ConfigError(f"{checkpoint} is not a checkpoint folder; expected one named step-N")
     return int(found[1])
 
@@ -175,10 +172,8 @@ def find_checkpoints(folder: Path) -> list[Path]:
         ConfigError: there is none.
     """
     for place in (folder, folder / "torchtitan" / "checkpoint", folder / "checkpoint"):
-        if place.is_dir():
-            found = [path for path in place.iterdir() if path.is_dir() and _STEP.match(path.name)]
-            if found:
-                return sorted(found, key=step_of)
+        if found := [path for path in place.glob("step-*/") if _STEP.match(path.name)]:
+            return sorted(found, key=step_of)
     raise ConfigError(
         f"{folder} holds no checkpoint; expected step-N folders in it, or in its torchtitan/checkpoint"
     )
@@ -196,10 +191,8 @@ def training_of(checkpoint: Path, run: Path | None = None, tokenizer: Path | Non
         ConfigError: none is found, or it says nothing of a model that can be built.
         StoreError: its run.json is damaged.
     """
-    folder = run or next(
-        (path for path in checkpoint.resolve().parents if (path / "run.json").is_file()), None
-    )
-    if folder is None or not (folder / "run.json").is_file():
+    places = [run] if run else checkpoint.resolve().parents
+    if (folder := next((path for path in places if (path / "run.json").is_file()), None)) is None:
         raise ConfigError(
             f"no run.json above {checkpoint}; expected the run that wrote it. Name its folder with --run."
         )
@@ -212,11 +205,10 @@ def training_of(checkpoint: Path, run: Path | None = None, tokenizer: Path | Non
                 f"the run {folder} trained {spec['name']!r}, expected 'loopmoe', the model whose checkpoints are "
                 "known. Probe others from Python with run_probe_forward."
             )
-        shape = shape_of(spec["model"])
         return Training(
             run=folder,
             run_id=manifest.run_id,
-            shape=shape,
+            shape=shape_of(spec["model"]),
             tokenizer_path=_named(tokenizer)
             if tokenizer
             else _tokenizer(folder, Path(trainer["hf_assets_path"])),
@@ -259,11 +251,13 @@ def _check_architecture(checkpoint: Path, state: Mapping[str, torch.Tensor]) -> 
     }
     wanted = {name: tuple(tensor.shape) for name, tensor in state.items()}
     wrong = [
-        f"{name}: {stored.get(name, 'missing')}, expected {shape}"
-        for name, shape in wanted.items()
-        if stored.get(name) != shape
+        *(
+            f"{name}: {stored.get(name, 'missing')}, expected {shape}"
+            for name, shape in wanted.items()
+            if stored.get(name) != shape
+        ),
+        *(f"{name}: unknown" for name in sorted(stored.keys() - wanted.keys())),
     ]
-    wrong += [f"{name}: unknown" for name in sorted(stored.keys() - wanted.keys())]
     if wrong:
         raise ProbeError(
             f"checkpoint {checkpoint} is of another architecture than its run says ({len(wrong)} differences, first: "
@@ -281,8 +275,7 @@ def _tokenizer(run: Path, said: Path) -> Path:
     if said.is_dir():
         return said
     # A run that was moved or copied still holds its tokenizer.
-    found = sorted((run / "torchtitan" / "text").glob("*/tokenizer"))
-    if len(found) == 1:
+    if len(found := list((run / "torchtitan" / "text").glob("*/tokenizer"))) == 1:
         return found[0]
     raise ConfigError(
         f"the run's tokenizer {said} is not there, expected its folder. Restore it, or name it with --tokenizer."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -85,15 +85,10 @@ class _PerDocument(NullCollector):
         """Reduce every visit to one number per document."""
         self.loss_D = per_token_loss[:, :-1].double().mean(1).cpu().numpy()
         for position, point in sorted(sink.items()):
-            spec = VisitSpec(
-                unrolled_pos=position,
-                block=point.block,
-                loop_step=point.loop_step,
-                layer_idx=point.layer_idx,
-                num_experts=point.num_experts,
-                top_k=point.top_k,
+            visit = _Visit(
+                VisitSpec(**{item.name: getattr(point, item.name) for item in fields(VisitSpec)}),
+                point.residual.double().norm(dim=-1).mean(1).cpu().numpy(),
             )
-            visit = _Visit(spec, point.residual.double().norm(dim=-1).mean(1).cpu().numpy())
             if point.router_probs is not None and point.topk_idx is not None:
                 visit.entropy_D = entropy_by_document(point.router_probs.double().cpu().numpy())
                 visit.idx_DSK = point.topk_idx.long().cpu().numpy().copy()
@@ -140,13 +135,14 @@ def compare_checkpoints(first: Path, second: Path, settings: OfflineSettings, *,
 
 def _changes(one: _PerDocument, other: _PerDocument, draw: np.random.Generator) -> tuple[VisitChange, ...]:
     """All intervals of all visits are made at once, so that they hold together."""
-    columns: dict[tuple[int, str], NDArray[np.float64]] = {}
-    for position, visit in one.visits.items():
-        for name, difference_D in _differences(visit, other.visits[position]).items():
-            columns[position, name] = difference_D
+    columns = {
+        (position, name): difference_D
+        for position, visit in one.visits.items()
+        for name, difference_D in _differences(visit, other.visits[position]).items()
+    }
     shares = [name == "choice" for _, name in columns]
-    intervals = simultaneous_intervals(np.stack(list(columns.values()), axis=1), draw, shares=shares)
-    found = dict(zip(columns, intervals, strict=True))
+    changes_DC = np.stack(list(columns.values()), axis=1)
+    found = dict(zip(columns, simultaneous_intervals(changes_DC, draw, shares=shares), strict=True))
     return tuple(
         VisitChange(
             visit=visit.spec,

@@ -64,13 +64,10 @@ class LoopscopeOptions:
         """
         if not self.out:
             raise ConfigError("--loopscope.out is not set, expected the path of a folder for this run")
-        for name in ("probe_seq_len", "probe_batch_size"):
-            least = 2 if name == "probe_seq_len" else 1
+        for name, least in (("probe_seq_len", 2), ("probe_batch_size", 1), ("probe_deep_every", 0)):
             if getattr(self, name) < least:
                 flag = "--loopscope." + name.replace("_", "-")
                 raise ConfigError(f"{flag} is {getattr(self, name)}, expected >= {least}")
-        if self.probe_deep_every < 0:
-            raise ConfigError(f"--loopscope.probe-deep-every is {self.probe_deep_every}, expected >= 0")
         if self.probe_deep_every and not self.probe_shuffle_scope:
             raise ConfigError(
                 "--loopscope.probe-deep-every is set, but --loopscope.probe-shuffle-scope is not; expected batch or "

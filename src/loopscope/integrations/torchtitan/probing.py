@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,8 @@ from loopscope.session.ranks import gather
 from loopscope.session.schedule import is_probe_step, probe_stretch
 from loopscope.trace import raised_in_probe_forward, run_probe_forward
 
+T = TypeVar("T")
+
 _log = logging.getLogger("loopscope.probe")
 
 
@@ -33,8 +35,9 @@ def corpus_of(config: Any, tokenizer: Any) -> EncodedCorpus:
         ConfigError, ProbeError: the corpus cannot be found, read or encoded, or does not fit the vocabulary.
     """
     options = config.loopscope
-    seq_len = min(options.probe_seq_len, config.training.seq_len)
-    corpus = load_corpus(options.probe_corpus).encode(tokenizer.encode, seq_len)
+    corpus = load_corpus(options.probe_corpus).encode(
+        tokenizer.encode, min(options.probe_seq_len, config.training.seq_len)
+    )
     corpus.check_vocabulary(config.model_spec.model.vocab_size)
     return corpus
 
@@ -68,9 +71,7 @@ class TrainerProbe:
         self._ids = torch.from_numpy(corpus.input_ids.copy()).to(device)
         self._forward: dict[str, Any] = {"batch_size": options.probe_batch_size, "context": context}
         self._before: tuple[int, Chosen] | None = None
-        self._began = time.perf_counter()
-        self._seconds = 0.0
-        self._stretch = 1
+        self._began, self._seconds, self._stretch = time.perf_counter(), 0.0, 1
 
     def run(self, step: int) -> dict[str, float]:
         """Probe the parameters as they are after update `step`; returns headline scalars.
@@ -82,8 +83,9 @@ class TrainerProbe:
         wait in a collective.
         """
         collector, options, last_step = self._collector(), self._options, self._last_step
-        every = options.probe_every * self._stretch
-        if self._stretch > 1 and not is_probe_step(step, every=every, last_step=last_step):
+        if self._stretch > 1 and not is_probe_step(
+            step, every=options.probe_every * self._stretch, last_step=last_step
+        ):
             return {}
         start = time.perf_counter()
         failures: list[str] = []
@@ -98,16 +100,18 @@ class TrainerProbe:
         now = time.perf_counter()
         self._seconds += now - start
         elapsed_s = now - self._began
-        share = self._seconds / elapsed_s
         detail = f"{now - start:.3f} s; all probes so far: {self._seconds:.3f} s of {elapsed_s:.3f} s"
-        collector.record_event(step, "probe_cost", "info", value=share, detail=detail)
+        collector.record_event(step, "probe_cost", "info", value=self._seconds / elapsed_s, detail=detail)
         # One exchange for both: what failed on any rank, and how long the period is from now on.
         by_rank = gather((failures, probe_stretch(self._seconds, elapsed_s)))
         for rank, (texts, _) in enumerate(by_rank):
             for text in texts:
                 collector.record_event(step, "probe_failed", "critical", detail=f"rank {rank}: {text}")
         # Rank 0's clock decides, since every rank must probe at the same steps.
-        self._adapt(step, by_rank[0][1])
+        if (stretch := by_rank[0][1]) != self._stretch:
+            self._stretch, every = stretch, options.probe_every * stretch
+            why = f"probes took more than 1% of the time: now every {every} steps" if stretch > 1 else None
+            collector.record_event(step, "probe_stretched", "warn", value=float(stretch), detail=why)
         if step == last_step < options.probe_every:
             detail = (
                 f"no probe between: probe_every is {options.probe_every}, the training has {last_step} steps"
@@ -115,7 +119,7 @@ class TrainerProbe:
             collector.record_event(step, "probe_every_not_reached", "info", detail=detail)
             if collector.writes:
                 _log.warning("loopscope: %s", detail)
-        return found
+        return found or {}
 
     def restart(self, restored: int) -> None:
         """After a restart from the checkpoint of step `restored`: run its deep probe's routing again.
@@ -123,8 +127,7 @@ class TrainerProbe:
         The next deep probe then has its saturation, as if the training had gone through. Where none ran at that step,
         the parameters of the one before are gone, which is said. Collective.
         """
-        options = self._options
-        if not options.probe_deep_every:
+        if not (options := self._options).probe_deep_every:
             return
         if restored % options.probe_every or restored % options.probe_deep_every:
             detail = f"saturation of the next deep probe: there was none at step {restored}, where training goes on"
@@ -132,19 +135,11 @@ class TrainerProbe:
             return
         self._guarded([], lambda: self._restore_chosen(restored))
 
-    def _restore_chosen(self, restored: int) -> dict[str, float]:
+    def _restore_chosen(self, restored: int) -> None:
         chosen = chosen_experts(self._model, self.corpus, keep=self._collector().writes, **self._forward)
         self._before = (restored, chosen)
-        return {}
 
-    def _adapt(self, step: int, stretch: int) -> None:
-        if stretch == self._stretch:
-            return
-        self._stretch, every = stretch, self._options.probe_every * stretch
-        detail = f"probes took more than 1% of the time: now every {every} steps" if stretch > 1 else None
-        self._collector().record_event(step, "probe_stretched", "warn", value=float(stretch), detail=detail)
-
-    def _deep(self, step: int) -> dict[str, float]:
+    def _deep(self, step: int) -> None:
         collector = self._collector()
         settings = DeepSettings(shuffle_scope=self._options.probe_shuffle_scope)  # type: ignore[arg-type]  # checked there
         result = run_deep_probe(
@@ -152,9 +147,8 @@ class TrainerProbe:
         )
         result.record(collector, step)
         self._before = (step, result.chosen)
-        return {}
 
-    def _guarded(self, failures: list[str], probe: Callable[[], dict[str, float]]) -> dict[str, float]:
+    def _guarded(self, failures: list[str], probe: Callable[[], T]) -> T | None:
         """Run a probe; what it raises is added to `failures` as text, unless it must end the job."""
         try:
             return probe()
@@ -164,7 +158,7 @@ class TrainerProbe:
                 raise
             self._collector().errors += 1
             failures.append(describe(error))
-            return {}
+            return None
 
     def _collector(self) -> Collector:
         assert self._session.collector is not None

@@ -70,9 +70,7 @@ def prepare_text(text: Path | None, cache_dir: Path, vocab_size: int) -> Prepare
             f"vocab_size is {vocab_size}, expected >= {MIN_VOCAB_SIZE} (256 bytes and the markers "
             f"{BOS_TOKEN} and {EOS_TOKEN}). Take a larger vocabulary."
         )
-    files = stdlib_files() if text is None else user_files(text)
-    source = "Python standard library" if text is None else str(text)
-    found = list(documents(files))
+    found = list(documents(stdlib_files() if text is None else user_files(text)))
     digest = _content_hash(found, vocab_size)
     target = cache_dir / f"text-{digest[:16]}"
     if not (target / _MANIFEST).is_file():
@@ -83,14 +81,13 @@ def prepare_text(text: Path | None, cache_dir: Path, vocab_size: int) -> Prepare
                 f"cannot write the prepared text to {target} ({error.strerror or error}). Expected a "
                 "writable folder with some free space; choose another output folder."
             ) from error
-    manifest = json.loads((target / _MANIFEST).read_text())
     return PreparedText(
         tokenizer_path=target / "tokenizer",
         dataset_path=target / _DATA_FILE,
-        vocab_size=manifest["vocab_size"],
+        vocab_size=json.loads((target / _MANIFEST).read_text())["vocab_size"],
         sha256=digest,
         num_documents=len(found),
-        source=source,
+        source="Python standard library" if text is None else str(text),
     )
 
 

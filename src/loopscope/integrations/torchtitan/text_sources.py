@@ -32,8 +32,6 @@ _STDLIB_SKIPPED = frozenset(
 class SourceFile:
     """One file of the training text."""
 
-    path: Path
-    """Path on disk."""
     name: str
     """Its path relative to the root, with forward slashes; part of the content hash."""
     text: str
@@ -70,12 +68,11 @@ def stdlib_files(max_bytes: int = STDLIB_MAX_BYTES, root: Path | None = None) ->
             text = raw.decode("utf-8")
         except (OSError, UnicodeDecodeError):  # a few sources declare another encoding
             continue
-        if not text.strip():
-            continue
-        if found and size + len(raw) > max_bytes:
+        if found and text.strip() and size + len(raw) > max_bytes:
             break
-        found.append(SourceFile(path=root / name, name=name, text=text))
-        size += len(raw)
+        if text.strip():
+            found.append(SourceFile(name=name, text=text))
+            size += len(raw)
     if not found:
         raise ConfigError(
             f"the Python standard library at {root} holds no readable .py source; expected the sources that "
@@ -87,13 +84,11 @@ def stdlib_files(max_bytes: int = STDLIB_MAX_BYTES, root: Path | None = None) ->
 def _text_paths(path: Path) -> list[tuple[str, Path]]:
     if path.is_file():
         return [(path.name, path)]
-    names = []
+    found = []
     for folder, folders, files in os.walk(path):
         folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
-        for file in files:
-            if not file.startswith("."):
-                full = Path(folder) / file
-                names.append((full.relative_to(path).as_posix(), full))
+        found += [Path(folder) / file for file in files if not file.startswith(".")]
+    names = [(full.relative_to(path).as_posix(), full) for full in found]
     return sorted(names, key=lambda item: _shuffle_key(item[0]))
 
 
@@ -125,9 +120,8 @@ def user_files(path: Path) -> list[SourceFile]:
                 "out of the folder."
             )
         if text.strip():
-            found.append(SourceFile(path=full, name=name, text=text))
-    chars = sum(len(file.text) for file in found)
-    if chars < MIN_CHARS:
+            found.append(SourceFile(name=name, text=text))
+    if (chars := sum(len(file.text) for file in found)) < MIN_CHARS:
         raise ConfigError(
             f"--text {path} holds {chars} characters of text in {len(found)} non-empty file(s); expected "
             f"at least {MIN_CHARS}. Give a longer text, or none for the Python standard library's sources."
@@ -142,16 +136,13 @@ def split_text(text: str, max_chars: int) -> list[str]:
     """
     if max_chars < 1:
         raise ConfigError(f"max_chars is {max_chars}, expected >= 1.")
-    pieces = []
-    start = 0
-    while len(text) - start > max_chars:
-        end = text.rfind("\n", start, start + max_chars) + 1
-        if end <= start:
-            end = start + max_chars
+    pieces, start = [], 0
+    while start < len(text):
+        end = start + max_chars
+        if end < len(text):
+            end = text.rfind("\n", start, end) + 1 or end
         pieces.append(text[start:end])
         start = end
-    if start < len(text):
-        pieces.append(text[start:])
     return pieces
 
 
@@ -161,8 +152,7 @@ def documents(files: list[SourceFile]) -> Iterator[tuple[str, str]]:
     A short text is cut finer, so that each of several ranks still gets a share: a rank without a document
     would wait for its first batch forever.
     """
-    total = sum(len(file.text) for file in files)
-    size = max(64, min(MAX_DOCUMENT_CHARS, total // _TARGET_DOCUMENTS))
+    size = max(64, min(MAX_DOCUMENT_CHARS, sum(len(file.text) for file in files) // _TARGET_DOCUMENTS))
     for file in files:
         for number, piece in enumerate(split_text(file.text, size)):
             if piece.strip():

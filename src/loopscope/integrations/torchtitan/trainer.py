@@ -15,13 +15,12 @@ from torchtitan.trainer import Trainer
 
 from loopscope.capture.runtime import ForwardObserver
 from loopscope.collect import GroupReducer
-from loopscope.integrations.torchtitan.checks import check_config, check_model
+from loopscope.integrations.torchtitan.checks import check_config, check_model, check_support
 from loopscope.integrations.torchtitan.grad_norm import GradNorm, captured_grad_norm
 from loopscope.integrations.torchtitan.moe_adapter import is_torchtitan_moe, observe
 from loopscope.integrations.torchtitan.objective import AuxScale, StepLosses, device_loss
 from loopscope.integrations.torchtitan.options import LoopscopeOptions
 from loopscope.integrations.torchtitan.probing import TrainerProbe, corpus_of
-from loopscope.integrations.torchtitan.support import check_support
 from loopscope.integrations.torchtitan.trackers import FLAGS, share_loggers, tracker_names
 from loopscope.integrations.torchtitan.warm_up import compile_reductions
 from loopscope.session import Loopscope
@@ -55,12 +54,9 @@ class LoopscopeTrainer(Trainer):
         settings = config.loopscope.to_config(tracker_names(config))
         config.dump_folder = str(Path(settings.out) / "torchtitan")
         self._loaded: dict[str, Any] = {}
-        self._norm = GradNorm()
-        self._losses = StepLosses()
-        self._microbatch = 0
-        self._loss_submitted = False
         self._headline: dict[str, float] = {}
-        self._tracing = False
+        self._norm, self._losses = GradNorm(), StepLosses()
+        self._microbatch, self._loss_submitted, self._tracing = 0, False, False
         self._lr: float | None = None
         self._observer: ForwardObserver | None = None
         self.session = Loopscope(settings)
@@ -69,12 +65,21 @@ class LoopscopeTrainer(Trainer):
         # torchtitan's own MoE models get the trace contract through hooks; ours have it.
         self._observer = observe(self.model) if is_torchtitan_moe(self.model) else None
         check_model(self.model)
-        self._scale = self._aux_scale()
+        # The ranks that hold different tokens.
+        mesh = self.parallel_dims.get_optional_mesh("loss")
+        self._has_aux = hasattr(self.model, "aux_loss_factors")
+        lb_factor, z_factor = self.model.aux_loss_factors() if self._has_aux else (0.0, 0.0)
+        self._scale = AuxScale(
+            lb_factor=lb_factor,
+            z_factor=z_factor,
+            num_ranks=1 if mesh is None else mesh.size(),
+            num_microbatches=self.gradient_accumulation_steps,
+        )
         self.session.open(
             rank=dist.get_rank(),
             world_size=dist.get_world_size(),
             decide=decide,
-            reducer=self._reducer(),
+            reducer=None if mesh is None else GroupReducer(self.device, mesh.get_group()),
             expected_visits=self.model.expected_visits(),
             meta=self.model.trace_meta(),
             configuration=config.to_dict(),
@@ -154,14 +159,12 @@ class LoopscopeTrainer(Trainer):
 
     def _reduce(self, window: TraceSink) -> None:
         assert self.session.collector is not None
-        self._headline.update(
-            self.session.collector.on_trace_step(
-                self.step,
-                window,
-                self.model.trace_meta(),
-                microbatch=self._microbatch,
-                num_microbatches=self.gradient_accumulation_steps,
-            )
+        self._headline |= self.session.collector.on_trace_step(
+            self.step,
+            window,
+            self.model.trace_meta(),
+            microbatch=self._microbatch,
+            num_microbatches=self.gradient_accumulation_steps,
         )
 
     def _note(
@@ -216,9 +219,8 @@ class LoopscopeTrainer(Trainer):
     def _tokens_after_this_step(self) -> int:
         """Training tokens of all ranks up to and including this step; every rank sees equally many."""
         training = self.config.training
-        own: int = self.gradient_accumulation_steps * training.local_batch_size * training.seq_len
-        total: int = (self.ntokens_seen + own) * self._scale.num_ranks
-        return total
+        own = self.gradient_accumulation_steps * training.local_batch_size * training.seq_len
+        return int((self.ntokens_seen + own) * self._scale.num_ranks)
 
     def _learning_rate(self) -> float | None:
         """The rate of this step where every parameter group has the same; else None: there is no one rate."""
@@ -237,16 +239,13 @@ class LoopscopeTrainer(Trainer):
         )
         if self.config.loopscope.compile_reductions and self.session.config.trace_every:
             self._compile_reductions()
-        if self._probe is None:
-            return
-        if restored:
+        if self._probe is not None and restored:
             self._probe.restart(restored)
-        elif self.session.is_probe_step(0, self.config.training.steps):
+        elif self._probe is not None and self.session.is_probe_step(0, self.config.training.steps):
             self._probe.run(0)
 
     def _compile_reductions(self) -> None:
-        training = self.config.training
-        shape = (training.local_batch_size, training.seq_len)
+        shape = (self.config.training.local_batch_size, self.config.training.seq_len)
         tokens_BS = torch.zeros(shape, dtype=torch.int64, device=self.device)
         done = compile_reductions(self.model, tokens_BS, self.train_context)
         if done is not None and self.session.collector is not None:
@@ -273,22 +272,3 @@ class LoopscopeTrainer(Trainer):
             self.session.close()
         finally:
             super().close()
-
-    # -- set-up -----------------------------------------------------------------------------------------------
-
-    def _reducer(self) -> GroupReducer | None:
-        """Merges over the ranks that hold different tokens: torchtitan's `loss` mesh."""
-        mesh = self.parallel_dims.get_optional_mesh("loss")
-        return None if mesh is None else GroupReducer(self.device, mesh.get_group())
-
-    def _aux_scale(self) -> AuxScale:
-        factors = getattr(self.model, "aux_loss_factors", None)
-        self._has_aux = factors is not None
-        lb_factor, z_factor = (0.0, 0.0) if factors is None else factors()
-        mesh = self.parallel_dims.get_optional_mesh("loss")
-        return AuxScale(
-            lb_factor=lb_factor,
-            z_factor=z_factor,
-            num_ranks=1 if mesh is None else mesh.size(),
-            num_microbatches=self.gradient_accumulation_steps,
-        )

@@ -42,8 +42,7 @@ def compile_reductions(
     taker = _ShapeTaker()
     logger.info("loopscope: compiling the reductions of a trace; this takes some seconds for each shape")
     run_probe_forward(model, tokens_BS, collector=taker, step=0, context=context)
-    done = taker.done
-    if done is not None:
+    if (done := taker.done) is not None:
         logger.info(f"loopscope: {done.compiled} reduction(s) compiled in {done.seconds:.1f} s")
         for reason in done.failed:
             logger.warning(f"loopscope: reduced eagerly, since it cannot be compiled: {reason}")

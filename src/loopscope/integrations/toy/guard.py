@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 from loopscope.trace import (
     LoopTraceCollector,
-    LossComponents,
     TraceMeta,
     TraceSink,
     TraceWatch,
@@ -24,15 +23,10 @@ class GuardedCollector:
     def __init__(self, inner: LoopTraceCollector, model: nn.Module) -> None:
         self.visits_checked = 0
         """Visits whose tensors and storages were found released."""
-        self._inner = inner
-        self._model = model
+        self._inner, self._model = inner, model
         self._pending: list[tuple[TraceWatch, int]] = []
-
-    def on_metrics_step(
-        self, step: int, loss: LossComponents, grad_norm: float | None = None, lr: float | None = None
-    ) -> dict[str, float]:
-        """Hand on; there is no trace in it."""
-        return self._inner.on_metrics_step(step, loss, grad_norm, lr)
+        self.on_metrics_step = inner.on_metrics_step
+        """As it is: there is no trace in it."""
 
     def on_trace_step(
         self,

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from loopscope.trace import LoopTraceCollector, LossComponents, TraceMeta, TracePoint, TraceSink
+from loopscope.trace import LoopTraceCollector, TraceMeta, TracePoint, TraceSink
 
 LeakKind = Literal[
     "tensor", "view", "detach", "data", "numpy", "untyped-storage", "closure", "graph", "exception"
@@ -20,15 +20,9 @@ class LeakingCollector:
     """Does what `inner` does, and keeps something of the deepest traced visit's router logits."""
 
     def __init__(self, inner: LoopTraceCollector, kind: LeakKind) -> None:
-        self._inner = inner
-        self._retain = _RETAIN[kind]
+        self._inner, self._retain = inner, _RETAIN[kind]
         self._kept: list[object] = []
-
-    def on_metrics_step(
-        self, step: int, loss: LossComponents, grad_norm: float | None = None, lr: float | None = None
-    ) -> dict[str, float]:
-        """Hand on."""
-        return self._inner.on_metrics_step(step, loss, grad_norm, lr)
+        self.on_metrics_step, self.on_probe_step = inner.on_metrics_step, inner.on_probe_step
 
     def on_trace_step(
         self,
@@ -47,12 +41,6 @@ class LeakingCollector:
         self._kept.append(self._retain(sink[max(sink)]))
         return found
 
-    def on_probe_step(
-        self, step: int, sink: TraceSink, meta: TraceMeta, per_token_loss: Tensor
-    ) -> dict[str, float]:
-        """Hand on."""
-        return self._inner.on_probe_step(step, sink, meta, per_token_loss)
-
 
 def _logits(point: TracePoint) -> Tensor:
     assert point.router_logits is not None
@@ -64,20 +52,11 @@ def _closure(point: TracePoint) -> Callable[[], int]:
     return lambda: logits.shape[-1]
 
 
-def _graph(point: TracePoint) -> Tensor:
-    return _logits(point).requires_grad_().exp()
-
-
 def _exception(point: TracePoint) -> Exception:
     try:
-        _fail(point)
+        raise ValueError(f"a metric failed at unrolled_pos {point.unrolled_pos}")
     except ValueError as error:
         return error  # with its traceback, whose frames hold the point
-    raise AssertionError("unreachable")
-
-
-def _fail(point: TracePoint) -> None:
-    raise ValueError(f"a metric failed at unrolled_pos {point.unrolled_pos}")
 
 
 _RETAIN: dict[LeakKind, Callable[[TracePoint], object]] = {
@@ -88,6 +67,6 @@ _RETAIN: dict[LeakKind, Callable[[TracePoint], object]] = {
     "numpy": lambda point: _logits(point).numpy(),
     "untyped-storage": lambda point: _logits(point).untyped_storage(),
     "closure": _closure,
-    "graph": _graph,
+    "graph": lambda point: _logits(point).requires_grad_().exp(),
     "exception": _exception,
 }

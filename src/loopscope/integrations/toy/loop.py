@@ -124,12 +124,11 @@ def _train_step(
     total.backward()
     grad_norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
     optimizer.step()
-    components = LossComponents(
+    return LossComponents(
         task_loss=task.item(),
         lb_loss=lb.item(),
         lb_loss_factor=LB_FACTOR,
         z_loss=z.item(),
         z_loss_factor=Z_FACTOR,
         total_loss=total.item(),
-    )
-    return components, grad_norm
+    ), grad_norm

@@ -47,16 +47,14 @@ class ToyCorpus:
 
     def batch(self, generator: torch.Generator, *, batch_size: int, seq_len: int) -> Tensor:
         """Random windows of the training part: int64 [batch_size, seq_len]."""
-        last = len(self.train_ids) - seq_len
-        starts = torch.randint(last + 1, (batch_size,), generator=generator)
+        starts = torch.randint(len(self.train_ids) - seq_len + 1, (batch_size,), generator=generator)
         return torch.stack([self.train_ids[start : start + seq_len] for start in starts.tolist()])
 
 
 def load_toy_corpus() -> ToyCorpus:
     """The toy's text, split and encoded; the same on every machine."""
     alphabet = sorted(set(TEXT))
-    number = {character: index for index, character in enumerate(alphabet)}
-    ids = torch.tensor([number[character] for character in TEXT])
+    ids = torch.tensor([alphabet.index(character) for character in TEXT])
     held_out = _PROBE_DOCUMENTS * _PROBE_LENGTH
     probe_ids = ids[-held_out:].view(_PROBE_DOCUMENTS, _PROBE_LENGTH)
     digest = hashlib.sha256(f"{list(probe_ids.shape)}{probe_ids.tolist()}".encode()).hexdigest()

@@ -25,8 +25,7 @@ class LoopscopeCallback(TrainerCallback):
     """
 
     def __init__(self, out: str | Path, **options: Any) -> None:
-        self._out = out
-        self._options = options
+        self._out, self._options = out, options
         self.run: Attachment | None = None
         """The attachment while training runs."""
         self._group = 0
@@ -42,7 +41,11 @@ class LoopscopeCallback(TrainerCallback):
             "backend": "transformers",
             **self._options,
         }
-        self.run = attach(_inner(kwargs["model"]), out=self._out, **options).open()
+        model = kwargs["model"]
+        # The trainer may wrap the model for several ranks; hooks belong on what it wraps.
+        if type(model).__name__ == "DistributedDataParallel":
+            model = model.module
+        self.run = attach(model, out=self._out, **options).open()
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -96,11 +99,6 @@ def loopscope_callback(out: str | Path, every: int = 10, **options: Any) -> Loop
         options: as `loopscope.attach`.
     """
     return LoopscopeCallback(out, every=every, **options)
-
-
-def _inner(model: Any) -> Any:
-    # The trainer may wrap the model for several ranks; hooks belong on what it wraps.
-    return getattr(model, "module", model) if type(model).__name__ == "DistributedDataParallel" else model
 
 
 def _group(args: TrainingArguments, kwargs: Mapping[str, Any], index: int) -> int:

@@ -8,8 +8,8 @@ from loopscope.models import cpu_compat
 
 cpu_compat.enable()
 
+from loopscope.models.loopmoe.block import load_balancing_loss, router_z_loss  # noqa: E402
 from loopscope.models.loopmoe.flavors import FLAVORS, LoopMoEShape, build_config, model_registry  # noqa: E402
-from loopscope.models.loopmoe.losses import load_balancing_loss, router_z_loss  # noqa: E402
 from loopscope.models.loopmoe.model import LoopMoEModel, LoopMoEOutput  # noqa: E402
 from loopscope.models.loopmoe.parallelize import parallelize_loopmoe  # noqa: E402
 

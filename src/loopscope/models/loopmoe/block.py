@@ -1,9 +1,9 @@
-"""One block: attention and MoE, and everything a trace needs as plain outputs."""
+"""One block: attention and MoE, its two auxiliary losses, and everything a trace needs as plain outputs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +14,37 @@ from torchtitan.models.common.moe import RoutedExperts
 from torchtitan.protocols.module import Module
 
 from loopscope.errors import ConfigError
-from loopscope.models.loopmoe.losses import load_balancing_loss, router_z_loss
 from loopscope.models.loopmoe.router import LoopRouter, RouterOutput
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+
+def load_balancing_loss(
+    probs_BSE: Float[Tensor, "B S E"], topk_idx_BSK: Int[Tensor, "B S k"]
+) -> Float[Tensor, ""]:
+    """Switch load-balancing loss of one visit, ``E · Σ_e f_e · P_e``; 1 when balanced, whatever k is.
+
+    f_e is the share of assignments that expert e received (a count, without gradient), P_e the mean router
+    probability. Source: Fedus et al. 2021, Switch Transformers, eq. 4; f is divided by k·T.
+
+    Args:
+        probs_BSE: softmax over all experts, float32.
+        topk_idx_BSK: the experts really used; distinct per token.
+
+    Returns:
+        A float32 scalar with gradient through `probs_BSE`.
+    """
+    num_experts, top_k = probs_BSE.shape[-1], topk_idx_BSK.shape[-1]
+    chosen_BSE = torch.zeros_like(probs_BSE, dtype=torch.bool).scatter_(-1, topk_idx_BSK, True)
+    num_tokens = probs_BSE.shape[0] * probs_BSE.shape[1]
+    f_E = chosen_BSE.sum(dim=(0, 1)).to(probs_BSE.dtype) / (top_k * num_tokens)
+    return num_experts * (f_E * probs_BSE.mean(dim=(0, 1))).sum()
+
+
+def router_z_loss(logits_BSE: Float[Tensor, "B S E"]) -> Float[Tensor, ""]:
+    """Router z-loss of one visit, ``mean_t (logsumexp_e z_te)²``. Source: Zoph et al. 2022, ST-MoE, eq. 5."""
+    return torch.logsumexp(logits_BSE.float(), dim=-1).square().mean()
 
 
 class BlockOutput(NamedTuple):
@@ -75,10 +104,10 @@ class LoopMoELayer(Module):
         routing = self.router(x_BSD)
         chosen_BSE = torch.zeros_like(routing.probs_BSE, dtype=torch.bool)
         chosen_BSE.scatter_(-1, routing.topk_idx_BSK, True)
-        out_BSD = self.routed_experts(
-            x_BSD, routing.topk_weights_BSK, routing.topk_idx_BSK, chosen_BSE.sum(dim=(0, 1))
-        )
-        return out_BSD, routing
+        num_tokens_E = chosen_BSE.sum(dim=(0, 1))
+        return self.routed_experts(
+            x_BSD, routing.topk_weights_BSK, routing.topk_idx_BSK, num_tokens_E
+        ), routing
 
 
 class LoopMoEBlock(TransformerBlock):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -28,9 +28,10 @@ def _grouped_mm_cpu_backward(
     grad_NF: Tensor, A_ND: Tensor, B_EDF: Tensor, offsets_E: Tensor
 ) -> tuple[Tensor, Tensor]:
     grad_NF = grad_NF.contiguous()
-    grad_A = torch._grouped_mm(grad_NF, B_EDF.transpose(-2, -1), offs=offsets_E)
-    grad_B = torch._grouped_mm(A_ND.transpose(-2, -1), grad_NF, offs=offsets_E)
-    return grad_A, grad_B
+    return (
+        torch._grouped_mm(grad_NF, B_EDF.transpose(-2, -1), offs=offsets_E),
+        torch._grouped_mm(A_ND.transpose(-2, -1), grad_NF, offs=offsets_E),
+    )
 
 
 @_grouped_mm_cpu_backward.register_fake
@@ -43,9 +44,7 @@ def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tens
 
 
 def _backward(ctx: Any, grad_NF: Tensor) -> tuple[Tensor, Tensor, None]:
-    A_ND, B_EDF, offsets_E = ctx.saved_tensors
-    grad_A, grad_B = _grouped_mm_cpu_backward(grad_NF, A_ND, B_EDF, offsets_E)
-    return grad_A, grad_B, None
+    return (*_grouped_mm_cpu_backward(grad_NF, *ctx.saved_tensors), None)
 
 
 _grouped_mm_cpu.register_autograd(_backward, setup_context=_setup_context)
@@ -66,8 +65,7 @@ class LoopGroupedExperts(GroupedExperts):
     def forward(self, x_RD: Tensor, num_tokens_per_expert_E: Tensor) -> Tensor:
         """Expert-sorted tokens [R, d] and their counts [E] → [R, d]."""
         if x_RD.device.type != "cpu":
-            out_RD: Tensor = super().forward(x_RD, num_tokens_per_expert_E)
-            return out_RD
+            return cast(Tensor, super().forward(x_RD, num_tokens_per_expert_E))
         offsets_E = torch.cumsum(num_tokens_per_expert_E, dim=0, dtype=torch.int32)
         w1_EDF, w2_EFD, w3_EDF = (
             w.to(x_RD.dtype).transpose(-2, -1) for w in (self.w1_EFD, self.w2_EDF, self.w3_EFD)
@@ -78,7 +76,5 @@ class LoopGroupedExperts(GroupedExperts):
 
     def _grouped_mm(self, *, A: Tensor, B_t: Tensor, offs: Tensor) -> Tensor:
         if A.device.type == "cpu":
-            product: Tensor = _grouped_mm_cpu(A, B_t, offs)
-        else:
-            product = super()._grouped_mm(A=A, B_t=B_t, offs=offs)
-        return product
+            return cast(Tensor, _grouped_mm_cpu(A, B_t, offs))
+        return cast(Tensor, super()._grouped_mm(A=A, B_t=B_t, offs=offs))

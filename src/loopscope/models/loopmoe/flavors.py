@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -70,8 +71,10 @@ class LoopMoEShape:
         for name in ("num_loop_steps", "num_layers_in_stack"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected >= 1")
-        for part in ("loop", "edge"):
-            experts, top_k = getattr(self, f"{part}_num_experts"), getattr(self, f"{part}_top_k")
+        for part, experts, top_k in (
+            ("loop", self.loop_num_experts, self.loop_top_k),
+            ("edge", self.edge_num_experts, self.edge_top_k),
+        ):
             if not 1 <= top_k <= experts:
                 raise ConfigError(
                     f"{part}_top_k is {top_k} with {part}_num_experts {experts}; expected 1 <= top_k <= num_experts"
@@ -123,8 +126,6 @@ def model_registry(flavor: str, **changes: object) -> ModelSpec:
     Raises:
         ConfigError: unknown flavour or field, or a shape that cannot be built.
     """
-    import dataclasses
-
     if flavor not in FLAVORS:
         raise ConfigError(f"flavour is {flavor!r}, expected one of {', '.join(sorted(FLAVORS))}")
     fields = {f.name for f in dataclasses.fields(LoopMoEShape)}
@@ -132,11 +133,10 @@ def model_registry(flavor: str, **changes: object) -> ModelSpec:
         raise ConfigError(
             f"LoopMoEShape has no field {', '.join(unknown)}; its fields are {', '.join(sorted(fields))}"
         )
-    shape = dataclasses.replace(FLAVORS[flavor], **changes)  # type: ignore[arg-type]
     return ModelSpec(
         name="loopmoe",
         flavor=flavor,
-        model=build_config(shape),
+        model=build_config(dataclasses.replace(FLAVORS[flavor], **changes)),  # type: ignore[arg-type]
         parallelize_fn=parallelize_loopmoe,
         pipelining_fn=None,
         post_optimizer_build_fn=None,

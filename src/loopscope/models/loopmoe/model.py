@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from itertools import product
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -45,24 +46,26 @@ class LoopMoEModel(Decoder):
 
         def __post_init__(self) -> None:
             """Refuse shapes that are not a looped MoE."""
-            if self.num_loop_steps < 1:
-                raise ConfigError(
-                    f"num_loop_steps (R) is {self.num_loop_steps}, expected >= 1: the stack must run at least once"
-                )
-            if len(self.layers) < 3:
-                raise ConfigError(
-                    f"layers has {len(self.layers)} block(s), expected head + L >= 1 stack blocks + tail, so at least 3"
-                )
-            for name, value in (
-                ("lb_loss_factor", self.lb_loss_factor),
-                ("z_loss_factor", self.z_loss_factor),
+            off = "expected >= 0; 0 switches the term off"
+            for fits, message in (
+                (
+                    self.num_loop_steps >= 1,
+                    f"num_loop_steps (R) is {self.num_loop_steps}, expected >= 1: the stack must run at least once",
+                ),
+                (
+                    len(self.layers) >= 3,
+                    f"layers has {len(self.layers)} block(s), expected head + L >= 1 stack blocks + tail, so at "
+                    "least 3",
+                ),
+                (self.lb_loss_factor >= 0.0, f"lb_loss_factor is {self.lb_loss_factor}, {off}"),
+                (self.z_loss_factor >= 0.0, f"z_loss_factor is {self.z_loss_factor}, {off}"),
+                (
+                    not self.enable_weight_tying,
+                    "enable_weight_tying is True; the reference model keeps embedding and head apart",
+                ),
             ):
-                if not value >= 0.0:
-                    raise ConfigError(f"{name} is {value}, expected >= 0; 0 switches the term off")
-            if self.enable_weight_tying:
-                raise ConfigError(
-                    "enable_weight_tying is True; the reference model keeps embedding and head apart"
-                )
+                if not fits:
+                    raise ConfigError(message)
 
         @property
         def num_layers_in_stack(self) -> int:
@@ -81,28 +84,28 @@ class LoopMoEModel(Decoder):
         def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
             """(parameters, FLOPs per token of forward and backward); a shared layer costs R times, is stored once."""
             nparams = sum(p.numel() for p in model.parameters())
-            flops = 6 * self.dim * self.vocab_size
-            for name, layer in zip(self.layer_names(), self.layers, strict=True):
-                runs = self.num_loop_steps if name.startswith("loop_") else 1
-                flops += runs * _block_flops(layer, self.dim, seq_len)
-            return nparams, flops
+            runs = [1, *[self.num_loop_steps] * self.num_layers_in_stack, 1]
+            flops = sum(
+                times * _block_flops(layer, self.dim, seq_len)
+                for times, layer in zip(runs, self.layers, strict=True)
+            )
+            return nparams, 6 * self.dim * self.vocab_size + flops
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         # Decoder names its layers "0", "1", ...; a reader of a checkpoint should see which block is which.
-        blocks = dict(zip(config.layer_names(), self._modules["layers"].children(), strict=True))
-        self.layers = ModuleDict(blocks)
+        self.layers = ModuleDict(
+            dict(zip(config.layer_names(), self._modules["layers"].children(), strict=True))
+        )
 
     def visits(self) -> Iterator[tuple[str, VisitSpec]]:
         """(name under `layers`, VisitSpec) of every visit of one forward, in execution order."""
-        config = self.config
-        num_stack, pos = config.num_layers_in_stack, 1
-        yield "head", _spec(config.layers[0], "head", 0)
-        for step in range(config.num_loop_steps):
-            for idx in range(num_stack):
-                pos = 1 + unrolled_position(step, idx, num_stack)
-                yield f"loop_{idx}", _spec(config.layers[1 + idx], "loop", pos, step, idx)
-        yield "tail", _spec(config.layers[-1], "tail", pos + 1)
+        head, *stack, tail = self.config.layers
+        yield "head", _spec(head, "head", 0)
+        for step, (idx, layer) in product(range(self.config.num_loop_steps), enumerate(stack)):
+            pos = 1 + unrolled_position(step, idx, len(stack))
+            yield f"loop_{idx}", _spec(layer, "loop", pos, step, idx)
+        yield "tail", _spec(tail, "tail", 1 + self.config.num_loop_steps * len(stack))
 
     def expected_visits(self) -> tuple[VisitSpec, ...]:
         """Every visit that one forward records, in depth order."""
@@ -131,13 +134,11 @@ class LoopMoEModel(Decoder):
         """
         if readout == "tail":
             h_BSD = self.layers["tail"](h_BSD, None, None).h_BSD
-        logits: Tensor = self.lm_head(self.norm(h_BSD))
-        return logits
+        return cast(Tensor, self.lm_head(self.norm(h_BSD)))
 
     def loop_entry(self) -> nn.Module:
         """The module whose first argument is the loop's state: the stack's first block."""
-        entry: nn.Module = self.layers["loop_0"]
-        return entry
+        return cast(nn.Module, self.layers["loop_0"])
 
     def forward(
         self,
@@ -154,13 +155,11 @@ class LoopMoEModel(Decoder):
         may be compiled.
         """
         h_BSD = self.tok_embeddings(tokens)
-        lb_losses: list[Tensor] = []
-        z_losses: list[Tensor] = []
+        aux_losses: list[tuple[Tensor, Tensor]] = []
         for name, visit in self.visits():
             out: BlockOutput = self.layers[name](h_BSD, attention_masks, positions)
             h_BSD = out.h_BSD
-            lb_losses.append(out.lb_loss)
-            z_losses.append(out.z_loss)
+            aux_losses.append((out.lb_loss, out.z_loss))
             if ACTIVE_TRACE_SINK.armed:
                 ACTIVE_TRACE_SINK.record(_trace_point(visit, out))
             # Nothing here may keep the last visit's router tensors alive through the head and the backward.
@@ -169,7 +168,9 @@ class LoopMoEModel(Decoder):
         output: Tensor = h_BSD if self._skip_lm_head else self.lm_head(h_BSD)
         if not return_aux:
             return output
-        return LoopMoEOutput(output, torch.stack(lb_losses).mean(), torch.stack(z_losses).mean())
+        return LoopMoEOutput(
+            output, *(torch.stack(losses).mean() for losses in zip(*aux_losses, strict=True))
+        )
 
 
 def _spec(layer: LoopMoEBlock.Config, block: Any, pos: int, step: int = 0, idx: int = 0) -> VisitSpec:
@@ -205,9 +206,7 @@ def _block_flops(layer: LoopMoEBlock.Config, dim: int, seq_len: int) -> int:
     attention = layer.attention
     assert isinstance(attention, GQAttention.Config)
     head_dim = attention.head_dim or dim // attention.n_heads
-    kv_heads = attention.n_kv_heads or attention.n_heads
-    qkvo = dim * head_dim * (2 * attention.n_heads + 2 * kv_heads)
+    qkvo = dim * head_dim * 2 * (attention.n_heads + (attention.n_kv_heads or attention.n_heads))
     router, experts = layer.moe.router, layer.moe.routed_experts.inner_experts
     active = qkvo + dim * router.num_experts + router.top_k * 3 * dim * experts.hidden_dim
-    flops: int = 6 * active + 6 * attention.n_heads * 2 * head_dim * seq_len
-    return flops
+    return cast(int, 6 * active + 6 * attention.n_heads * 2 * head_dim * seq_len)

@@ -68,24 +68,6 @@ def parallelize_loopmoe(
         ac_config.build(dump_folder=dump_folder).apply(model)
     if compile_config.enable and "model" in compile_config.components:
         apply_compile(model, compile_config=compile_config, parallel_dims=parallel_dims)
-    _apply_fsdp(
-        model,
-        parallel_dims=parallel_dims,
-        training=training,
-        parallelism=parallelism,
-        cast_forward_inputs=cast_forward_inputs,
-    )
-    return model
-
-
-def _apply_fsdp(
-    model: Decoder,
-    *,
-    parallel_dims: ParallelDims,
-    training: TrainingConfig,
-    parallelism: ParallelismConfig,
-    cast_forward_inputs: bool,
-) -> None:
     options: dict[str, Any] = {
         "mp_policy": MixedPrecisionPolicy(
             param_dtype=TORCH_DTYPE_MAP[training.mixed_precision_param],
@@ -98,8 +80,8 @@ def _apply_fsdp(
         if mesh_dims is not None:
             options["dp_mesh_dims"] = mesh_dims
     else:
-        names = ["dp_replicate", "fsdp"] if parallel_dims.dp_replicate_enabled else ["fsdp"]
-        options["mesh"] = parallel_dims.get_mesh(names)
+        replicated = ["dp_replicate"] if parallel_dims.dp_replicate_enabled else []
+        options["mesh"] = parallel_dims.get_mesh([*replicated, "fsdp"])
     if training.enable_cpu_offload:
         options["offload_policy"] = CPUOffloadPolicy()
 
@@ -116,3 +98,4 @@ def _apply_fsdp(
     # The objective is already divided by the global token count, so FSDP must sum gradients.
     disable_fsdp_gradient_division(model)
     cpu_compat.prepare_fsdp(model)
+    return model

@@ -39,8 +39,7 @@ class RouterGate(Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """[B, S, d] in any float dtype → float32 logits [B, S, E]."""
-        bias = None if self.bias is None else self.bias.float()
-        return F.linear(input.float(), self.weight.float(), bias)
+        return F.linear(input.float(), self.weight.float(), None if self.bias is None else self.bias.float())
 
 
 class LoopRouter(TokenChoiceTopKRouter):
@@ -55,22 +54,26 @@ class LoopRouter(TokenChoiceTopKRouter):
 
         def __post_init__(self) -> None:
             """Refuse what this router does not do."""
-            if not 1 <= self.top_k <= self.num_experts:
-                raise ConfigError(
+            for fits, message in (
+                (
+                    1 <= self.top_k <= self.num_experts,
                     f"top_k is {self.top_k} with num_experts {self.num_experts}; expected "
-                    "1 <= top_k <= num_experts: a token cannot choose more experts than there are."
-                )
-            if self.score_func != "softmax" or not self.route_norm:
-                raise ConfigError(
+                    "1 <= top_k <= num_experts: a token cannot choose more experts than there are.",
+                ),
+                (
+                    self.score_func == "softmax" and self.route_norm,
                     f"LoopRouter got score_func={self.score_func!r}, route_norm={self.route_norm}; it is a "
-                    "softmax router with renormalised weights. For others use TokenChoiceTopKRouter."
-                )
-            if self.num_expert_groups is not None or self.route_scale != 1.0:
-                raise ConfigError(
+                    "softmax router with renormalised weights. For others use TokenChoiceTopKRouter.",
+                ),
+                (
+                    self.num_expert_groups is None and self.route_scale == 1.0,
                     f"LoopRouter got num_expert_groups={self.num_expert_groups}, "
                     f"route_scale={self.route_scale}; expected None and 1.0: it has no group-limited "
-                    "routing and no scale."
-                )
+                    "routing and no scale.",
+                ),
+            ):
+                if not fits:
+                    raise ConfigError(message)
 
     def forward(self, x_BLD: Tensor, expert_bias_E: Tensor | None = None) -> RouterOutput:
         """[B, S, d] → RouterOutput. There is no expert bias in this router."""
