@@ -18,7 +18,7 @@ from loopscope.collect.rows import reasons, step_rows
 from loopscope.collect.step import broken_values
 from loopscope.collect.strata import ProbeCorpus, loss_rows
 from loopscope.errors import LoopscopeError, ProbeError
-from loopscope.metrics.null import Null
+from loopscope.metrics.family import Null
 from loopscope.metrics.probe.shared import COLUMNS, finish_shared
 from loopscope.trace import TraceMeta, TraceSink, VisitSpec
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from loopscope.metrics.context import PairContext, VisitContext
 from loopscope.metrics.layout import Layout
 from loopscope.metrics.pack import Reduced, pack
-from loopscope.metrics.registry import pair_families, visit_families
+from loopscope.metrics.registry import families_of
 from loopscope.metrics.tensors import PairTensors, VisitTensors
 
 Kernel = Callable[..., tuple[Tensor, Tensor]]
@@ -87,10 +87,7 @@ def run_kernel(subject: Subject, valid: Tensor | None, layout: Layout) -> Reduce
     if _noted is not None:
         _noted.setdefault(key, _Recipe.of(subject, valid, layout))
     kernel = _KERNELS.get(key)
-    if kernel is None:
-        return None
-    sums, maxima = kernel(*_tensors(subject, valid).values())
-    return Reduced(sums, maxima)
+    return None if kernel is None else Reduced(*kernel(*_tensors(subject, valid).values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +134,7 @@ class _Recipe:
         fused = context(
             self.subject(**self.constants, **given), valid, layout.num_experts, layout.top_k, fusible=True
         )
-        reduced = pack(_families(layout), fused, layout)
+        reduced = pack(families_of(layout), fused, layout)
         return reduced.sums, reduced.maxima
 
 
@@ -157,12 +154,6 @@ def _make(recipes: dict[Hashable, _Recipe]) -> WarmUp:
         known=len(recipes) - len(missing),
         failed=tuple(failed),
     )
-
-
-def _families(layout: Layout) -> tuple[Any, ...]:
-    if layout.kind == "visit":
-        return visit_families(layout.num_experts)
-    return pair_families(layout.kind, layout.same_layer, layout.num_experts)
 
 
 def _tensors(subject: Subject, valid: Tensor | None) -> dict[str, Tensor]:

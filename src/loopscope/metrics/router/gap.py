@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
-from torch import Tensor
 
 from loopscope.metrics.context import VisitContext
-from loopscope.metrics.family import Family, FoundColumns, Slot
+from loopscope.metrics.family import NOT_APPLICABLE, Family, FoundColumns, Partials, Slot, SlotTensors
 from loopscope.metrics.histogram import histogram, quantile
-from loopscope.metrics.null import NOT_APPLICABLE
-from loopscope.metrics.partials import Partials
 
 _COLUMNS = ("selection_gap_mean", "selection_gap_min", "selection_gap_hist", "selection_gap_p01")
 
 
-def _partial(c: VisitContext) -> Mapping[str, Tensor]:
+def _partial(c: VisitContext) -> SlotTensors:
     # At k = E there is no next expert; the slot is filled with zeros and the columns are not_applicable.
     _, kth_N, next_N = c.leading_N
     gap_N = kth_N - next_N

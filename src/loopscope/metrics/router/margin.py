@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
-from torch import Tensor
 
 from loopscope.metrics.context import VisitContext
-from loopscope.metrics.family import Family, FoundColumns, Slot
+from loopscope.metrics.family import NOT_APPLICABLE, Family, FoundColumns, Partials, Slot, SlotTensors
 from loopscope.metrics.histogram import histogram, quantile
-from loopscope.metrics.null import NOT_APPLICABLE
-from loopscope.metrics.partials import Partials
 
 _COLUMNS = ("margin_mean", "margin_min", "margin_hist", "margin_p25", "margin_p50", "margin_p75")
 
 
-def _partial(c: VisitContext) -> Mapping[str, Tensor]:
+def _partial(c: VisitContext) -> SlotTensors:
     first_N, kth_N, _ = c.leading_N
     margin_N = first_N - kth_N
     return {
