@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from loopscope.catalog.column import Column
+from loopscope.catalog.table import Column
 from loopscope.catalog.tables.keys import RUN_KEYS
 from loopscope.errors import SchemaError
 from loopscope.store import TABLES, TableSchema

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from loopscope.catalog.bins import EDGES, NUM_BINS
-from loopscope.catalog.column import Column
 from loopscope.catalog.registry import GAUGES, METRICS
+from loopscope.catalog.table import Column
 
 _INTRODUCTION = f"""\
 # Metrics

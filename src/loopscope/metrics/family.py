@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from loopscope.catalog.column import Column
 from loopscope.catalog.registry import TABLES
+from loopscope.catalog.table import Column
 from loopscope.metrics.layout import Layout
 
 Context = TypeVar("Context")

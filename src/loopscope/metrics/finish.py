@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loopscope.catalog.column import Column
 from loopscope.catalog.registry import TABLES
+from loopscope.catalog.table import Column
 from loopscope.errors import MetricInputError
 from loopscope.metrics.family import (
     NOT_APPLICABLE,

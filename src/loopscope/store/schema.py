@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from loopscope.catalog.column import Column
-from loopscope.catalog.table import TableSpec
+from loopscope.catalog.table import Column, TableSpec
 from loopscope.errors import SchemaError
 from loopscope.store.types import TYPES
 
