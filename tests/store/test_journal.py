@@ -19,8 +19,7 @@ from loopscope.store import TABLES, Column, RunStore, TableSchema
 from loopscope.store.disk import LOCAL_DISK, Disk
 from loopscope.store.journal.decode import JournalContent, decode_journal
 from loopscope.store.journal.file import Journal, read_journal
-from loopscope.store.journal.frames import FORMAT, HEAD_SIZE, Frame, encode_frames, scan
-from loopscope.store.journal.header import JournalHeader
+from loopscope.store.journal.frames import FORMAT, HEAD_SIZE, Frame, JournalHeader, encode_frames, scan
 from loopscope.store.read.verify import verify_run
 from loopscope.store.seal.seal_run import seal_run
 

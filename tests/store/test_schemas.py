@@ -10,7 +10,7 @@ from loopscope.catalog.tables.keys import RUN_KEYS
 from loopscope.errors import SchemaError
 from loopscope.store import TABLES, TableSchema
 from loopscope.store.documents import check_published, schema_documents
-from loopscope.store.types import TYPES
+from loopscope.store.schema import TYPES
 
 LOSS = TABLES["loss"]
 LATER = Column(name="later", formula="new", since=LOSS.version + 1)

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 
 from loopscope.alerts.columns import Flags
 from loopscope.store import RunReader
+from loopscope.store.parts.parquet import conform
 from loopscope.store.read.files import SealedPart
-from loopscope.store.read.reader import conform
 
 SCOPE = ("step", "aggregation_scope", "rank")
 """Columns that say whose a row is."""

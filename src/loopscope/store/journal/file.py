@@ -14,8 +14,7 @@ from pathlib import Path
 import msgspec
 
 from loopscope.store.disk import Disk, write_all
-from loopscope.store.journal.frames import encode_frame, encode_frames
-from loopscope.store.journal.header import JournalHeader
+from loopscope.store.journal.frames import JournalHeader, encode_frame, encode_frames
 
 _encode = msgspec.msgpack.Encoder().encode
 _values = msgspec.structs.astuple

@@ -18,7 +18,7 @@ import msgspec
 from loopscope.errors import SchemaError, StoreError
 from loopscope.store.disk import Disk
 from loopscope.store.journal.file import Journal
-from loopscope.store.journal.header import JournalHeader
+from loopscope.store.journal.frames import JournalHeader
 from loopscope.store.locks import Lock
 from loopscope.store.names import JOURNAL_DIR, Segment
 from loopscope.store.options import StoreOptions

@@ -18,18 +18,17 @@ from loopscope.errors import StoreError
 from loopscope.store.attempts import create_attempt, find_attempt, merge_attempts, new_attempt, read_attempts
 from loopscope.store.disk import LOCAL_DISK, Disk, writing_into
 from loopscope.store.ids import this_process, uuid7
-from loopscope.store.journal.header import JournalHeader
+from loopscope.store.journal.frames import JournalHeader
 from loopscope.store.locks import Lock, take_lock
 from loopscope.store.manifest import LAYOUT, Attempt, Manifest, read_manifest, refuse_existing, write_manifest
-from loopscope.store.mirror.address import find_mirror, refuse_mirror
-from loopscope.store.mirror.remote import Remote
+from loopscope.store.mirror.remote import Remote, find_mirror, refuse_mirror
 from loopscope.store.mirror.uploader import Uploader
 from loopscope.store.names import ATTEMPTS_DIR, JOURNAL_DIR, TABLES_DIR, check_writer
 from loopscope.store.options import StoreOptions
 from loopscope.store.read.files import last_seq
 from loopscope.store.schema import TableSchema
-from loopscope.store.seal.abandoned_writers import AbandonedWriters, sweep
 from loopscope.store.seal.attempt_table import refresh_attempt_table
+from loopscope.store.seal.seal_run import AbandonedWriters, sweep
 from loopscope.store.seal.sealer import seal_all
 from loopscope.store.tables import TABLES
 from loopscope.store.write.background import BackgroundThread
