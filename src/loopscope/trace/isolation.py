@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from loopscope.trace.isolation_rng import Restore, save_random_streams
-from loopscope.trace.isolation_signals import deferred_interrupt
 
 _PLAIN = (bool, int, float, str, type(None))
 _ABSENT = object()
@@ -145,3 +147,35 @@ def _reshard(model: nn.Module) -> None:
         if isinstance(module, kind):
             reshard: Callable[[], None] = module.reshard
             reshard()
+
+
+PATIENCE = 3
+"""This many interrupts take effect at once instead of at the end of the probe."""
+
+
+@contextmanager
+def deferred_interrupt() -> Iterator[None]:
+    """Hold SIGINT back while the block runs, then let the handler that was there have it.
+
+    Does nothing outside the main thread, where no signal is handled, and where the handler is not Python's.
+    """
+    previous = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or previous is None:
+        yield
+        return
+    received = 0
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal received
+        received += 1
+        if received >= PATIENCE:
+            signal.signal(signal.SIGINT, previous)
+            signal.raise_signal(signal.SIGINT)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        if 0 < received < PATIENCE:
+            signal.raise_signal(signal.SIGINT)

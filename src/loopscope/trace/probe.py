@@ -16,8 +16,7 @@ from loopscope.trace.isolation import isolated_forward
 from loopscope.trace.point import TraceMeta
 from loopscope.trace.probe_join import join_windows
 from loopscope.trace.probe_loss import check_ids, check_logits, logits_of, per_token_loss, vocabulary_sizes
-from loopscope.trace.sink import ACTIVE_TRACE_SINK, TraceWindow
-from loopscope.trace.streaming import StreamingWindow
+from loopscope.trace.sink import ACTIVE_TRACE_SINK, StreamingWindow, TraceWindow
 
 if TYPE_CHECKING:
     from jaxtyping import Int
