@@ -52,10 +52,12 @@ def metrics_page() -> str:
     """The whole page, Markdown."""
     parts = [_INTRODUCTION]
     for table in dict.fromkeys(table for table, _ in METRICS):
-        parts.append(f"\n## `{table}`\n")
-        parts.append("| column | type | formula | unit | needs | merges by | null when | source |")
-        parts.append("|---|---|---|---|---|---|---|---|")
-        parts.extend(_row(column) for (owner, _), column in METRICS.items() if owner == table)
+        parts += [
+            f"\n## `{table}`\n",
+            "| column | type | formula | unit | needs | merges by | null when | source |",
+            "|---|---|---|---|---|---|---|---|",
+            *(_row(column) for (owner, _), column in METRICS.items() if owner == table),
+        ]
     return "\n".join(parts) + "\n"
 
 

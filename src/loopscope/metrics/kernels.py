@@ -146,8 +146,9 @@ def _make(recipes: dict[Hashable, _Recipe]) -> WarmUp:
         try:
             _KERNELS[key] = recipe.compiled()
         except Exception as error:  # noqa: BLE001 - whatever a compiler may raise, eager reduction remains
-            layout = recipe.layout
-            failed.append(f"{layout.kind} E={layout.num_experts} k={layout.top_k}: {_first_line(error)}")
+            layout, lines = recipe.layout, str(error).strip().splitlines()
+            reason = f"{type(error).__name__}: {lines[0] if lines else ''}"
+            failed.append(f"{layout.kind} E={layout.num_experts} k={layout.top_k}: {reason}")
     return WarmUp(
         seconds=time.perf_counter() - start,
         compiled=len(missing) - len(failed),
@@ -170,8 +171,3 @@ def _key(subject: Subject, valid: Tensor | None, layout: Layout) -> Hashable:
     tensors = tuple((name, *_signature(x)) for name, x in _tensors(subject, valid).items())
     slots = (*layout.sum_slices, *layout.max_slices)
     return (type(subject), layout.num_experts, layout.top_k, slots, tensors)
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0] if text else ''}"

@@ -87,11 +87,11 @@ class TableSchema(TableSpec):
     def row_type(self) -> type[msgspec.Struct]:
         """A struct that a row is converted to: unknown columns, wrong types, NaN and ±inf are refused."""
         # In the columns' order, which rows in journals are written in. The journal's header says whose the rows are.
-        found: list[Any] = []
-        for column in self.columns:
-            kind = TYPES[column.type].python
-            needed = column.required and column.name not in _OWNER
-            found.append((column.name, kind) if needed else (column.name, kind | None, None))
+        kinds = [(c, TYPES[c.type].python) for c in self.columns]
+        found: list[Any] = [
+            (c.name, kind) if c.required and c.name not in _OWNER else (c.name, kind | None, None)
+            for c, kind in kinds
+        ]
         return msgspec.defstruct(
             f"{self.name.title()}Row", found, kw_only=True, forbid_unknown_fields=True, gc=False
         )

@@ -118,9 +118,11 @@ class Remote:
         for name in replaced:
             if self.holds(name):
                 self._get(name, folder / name)
-        names = [*self.sizes(JOURNAL_DIR)]
-        names += settled(self.sizes(TABLES_DIR), self.sizes(TABLES_DIR))
-        names += self.sizes(ATTEMPTS_DIR)
+        names = [
+            *self.sizes(JOURNAL_DIR),
+            *settled(self.sizes(TABLES_DIR), self.sizes(TABLES_DIR)),
+            *self.sizes(ATTEMPTS_DIR),
+        ]
         wanted = [n for n in names if not n.endswith(".tmp") and n not in replaced]
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda name: self._get(name, folder / name), wanted))

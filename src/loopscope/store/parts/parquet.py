@@ -80,8 +80,11 @@ class PartMeta(msgspec.Struct, frozen=True, kw_only=True):
 
     def encode(self) -> dict[bytes, bytes]:
         """As Parquet key-value metadata."""
-        members = msgspec.structs.asdict(self).items()
-        return {_PREFIX + name.encode(): str(value).encode() for name, value in members if value is not None}
+        return {
+            _PREFIX + name.encode(): str(value).encode()
+            for name, value in msgspec.structs.asdict(self).items()
+            if value is not None
+        }
 
     @classmethod
     def decode(cls, metadata: dict[bytes, bytes] | None) -> PartMeta:
@@ -107,8 +110,7 @@ def parquet_bytes(schema: pa.Schema, tables: Iterable[pa.Table]) -> memoryview:
     rest = iter(tables)
     first = next(rest, schema.empty_table())
     sink = pa.BufferOutputStream()
-    options = parquet_options(schema, first)
-    with pq.ParquetWriter(sink, schema, write_page_checksum=True, **options) as writer:
+    with pq.ParquetWriter(sink, schema, write_page_checksum=True, **parquet_options(schema, first)) as writer:
         for table in chain([first], rest):
             for group in _row_groups(table):
                 writer.write_table(group, row_group_size=max(1, group.num_rows))

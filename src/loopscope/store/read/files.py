@@ -135,8 +135,11 @@ def _scan_table(files: RunFiles, table: str, folder: Path) -> None:
             continue
         part = SealedPart(path, table, *parsed)
         if (first := chosen.setdefault(part.segment, part)) is not part:
-            text = f"holds the same rows as {first.path.name}; only that one is read"
-            files.problems.append(Problem("part", part.where, text, 0))
+            files.problems.append(
+                Problem(
+                    "part", part.where, f"holds the same rows as {first.path.name}; only that one is read", 0
+                )
+            )
     if chosen:
         files.parts[table] = [chosen[s] for s in sorted(chosen)]
 

@@ -50,8 +50,7 @@ class RunStore:
         self.path = root
         self.manifest = manifest
         self.options = options
-        self._disk = disk
-        self._tables = tables
+        self._disk, self._tables = disk, tables
         self._owner: Lock | None = None
         self._writers: list[JournalWriter] = []
         self._uploader: Uploader | None = None
@@ -100,8 +99,13 @@ class RunStore:
             if isinstance(remote, str)
             else lambda: remote
         )
-        retry_s, on_failure = self.options.retry_s, self._note_failed_upload
-        self._uploader = Uploader(self.path, find, retry_s=retry_s, on_failure=on_failure, only=only)
+        self._uploader = Uploader(
+            self.path,
+            find,
+            retry_s=self.options.retry_s,
+            on_failure=self._note_failed_upload,
+            only=only,
+        )
         self._background.on_sealed = self._uploader.wake
         self._uploader.wake()
 
@@ -309,8 +313,8 @@ class RunStore:
         self.close()
 
     def _lock(self, name: str) -> Lock:
-        folder, grace_s = self.path / JOURNAL_DIR, self.options.grace_s
-        return take_lock(self._disk, folder, name, self.run_id, grace_s=grace_s)
+        folder = self.path / JOURNAL_DIR
+        return take_lock(self._disk, folder, name, self.run_id, grace_s=self.options.grace_s)
 
     def _own(self, lock: Lock) -> None:
         self._owner = lock
