@@ -179,7 +179,7 @@ def test_rows_of_any_batches_come_back(
     for batch in batches:
         journal.append("loss", [kind(step=1, wall_time=None, **values) for values in batch])
         rows += [("loss", {"step": 1, **values}) for values in batch]
-    journal.close()
+    LOCAL_DISK.close(journal.fd)
     got, content = read(read_journal(path))
     assert got == plain(rows)
     assert (content.lost, content.num_rows, path.stat().st_size) == (0, len(rows), journal.size)

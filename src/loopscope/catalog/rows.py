@@ -15,9 +15,6 @@ T = TypeVar("T")
 SCOPE = ("step", "aggregation_scope", "rank")
 """The columns that say whose a row is."""
 
-BLOCKS = ("head", "loop", "tail")
-"""In the order of depth."""
-
 VISIT = ("block", "unrolled_pos", "loop_step", "layer_idx")
 """The columns that say which visit a row is about."""
 

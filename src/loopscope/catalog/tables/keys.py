@@ -42,9 +42,6 @@ RUN_KEYS = (
 RUN_KEY_NAMES = tuple(column.name for column in RUN_KEYS if column.name != "null_reasons")
 """What a row that is made beside another row of its step takes over from it."""
 
-OWN_STEP_NAMES = ("tokens_seen", "elapsed_s", "wall_time")
-"""Of these, what belongs to one step alone."""
-
 VISIT_KEYS = (
     _text(name="block", formula="head, loop or tail"),
     _key(name="unrolled_pos", formula="0-based depth in the unrolled network", required=True),

@@ -33,11 +33,9 @@ class Journal:
 
     def __init__(self, disk: Disk, path: Path, header: JournalHeader) -> None:
         """Create the file; raises OSError, and leaves no file behind where it can help it."""
-        self._disk = disk
-        self.path = path
+        self._disk, self.path = disk, path
         self.fd = disk.create(path)
-        self.size = 0
-        self.rows = 0
+        self.size = self.rows = 0
         self.dirty = False
         self.named = False
         """True once the folder's entry for the file is on the disk too."""
@@ -99,7 +97,3 @@ class Journal:
         if not self.named:
             self._disk.fsync_dir(self.path.parent)
             self.named = True
-
-    def close(self) -> None:
-        """Close the file; what was written is with the kernel."""
-        self._disk.close(self.fd)
