@@ -148,7 +148,13 @@ NEEDS_PROBS = {
     "top1_prob_mean",
     "topk_mass_mean",
 }
-NEEDS_WEIGHTS = {"expert_mass", "maxvio_mass", "mass_to_count_ratio"}
+NEEDS_WEIGHTS = {
+    "expert_mass",
+    "maxvio_mass",
+    "mass_to_count_ratio",
+    "effective_topk_mean",
+    "effective_topk_excluded",
+}
 
 
 def nonfinite(row):

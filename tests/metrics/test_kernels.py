@@ -22,7 +22,7 @@ from loopscope.metrics import (
     warm_up,
     warm_up_like,
 )
-from loopscope.metrics.leading import leading_scores
+from loopscope.metrics.dense import leading_scores
 
 needs_compiler = pytest.mark.skipif(
     shutil.which("g++") is None and shutil.which("clang++") is None,

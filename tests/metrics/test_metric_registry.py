@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -34,8 +33,8 @@ def test_code_without_a_declaration_is_refused(monkeypatch):
     def finish(partials):
         return {**load._finish(partials), "load_gini": 0.0}
 
-    stray = SimpleNamespace(module=load.__name__, columns=load.FAMILY.columns, finish=finish)
-    families = [stray if family is load.FAMILY else family for family in registry.visit_families(2)]
+    stray = replace(load.FAMILY, finish=finish)
+    families = tuple(stray if family is load.FAMILY else family for family in registry.visit_families(2))
     monkeypatch.setattr(registry, "visit_families", lambda num_experts: families)
     with pytest.raises(SchemaError, match="load_gini"):
         registry._check()

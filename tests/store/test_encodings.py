@@ -12,8 +12,7 @@ import pytest
 from store_runs import QUIET, loss, visit
 
 from loopscope.store import TABLES, RunReader, RunStore
-from loopscope.store.parts.encodings import parquet_options
-from loopscope.store.parts.parquet import parquet_bytes
+from loopscope.store.parts.parquet import parquet_bytes, parquet_options
 
 ROWS = 5000
 GENERATOR = np.random.default_rng(0)

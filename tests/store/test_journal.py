@@ -19,8 +19,7 @@ from loopscope.store import TABLES, Column, RunStore, TableSchema
 from loopscope.store.disk import LOCAL_DISK, Disk
 from loopscope.store.journal.decode import JournalContent, decode_journal
 from loopscope.store.journal.file import Journal, read_journal
-from loopscope.store.journal.frames import FORMAT, HEAD_SIZE, Frame, encode_frames, scan
-from loopscope.store.journal.header import JournalHeader
+from loopscope.store.journal.frames import FORMAT, HEAD_SIZE, Frame, JournalHeader, encode_frames, scan
 from loopscope.store.read.verify import verify_run
 from loopscope.store.seal.seal_run import seal_run
 
@@ -180,7 +179,7 @@ def test_rows_of_any_batches_come_back(
     for batch in batches:
         journal.append("loss", [kind(step=1, wall_time=None, **values) for values in batch])
         rows += [("loss", {"step": 1, **values}) for values in batch]
-    journal.close()
+    LOCAL_DISK.close(journal.fd)
     got, content = read(read_journal(path))
     assert got == plain(rows)
     assert (content.lost, content.num_rows, path.stat().st_size) == (0, len(rows), journal.size)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from store_runs import write_attempt
 
 from loopscope.store import TABLES, RunReader
-from loopscope.store.journal.columns import CHUNK_ROWS, JournalColumns
+from loopscope.store.journal.decode import CHUNK_ROWS, JournalColumns
 from loopscope.store.journal.file import read_journal
 from loopscope.store.journal.frames import Frame, encode_frames, scan
 from loopscope.store.read.verify import verify_run

@@ -20,8 +20,7 @@ from loopscope.analysis import open_runs
 from loopscope.errors import NotARunError, RunExistsError, SchemaError
 from loopscope.store import TABLES, RunReader, RunStore, TableSchema
 from loopscope.store.journal.file import read_journal
-from loopscope.store.journal.frames import Frame, Gap, encode_frames, scan
-from loopscope.store.journal.header import journal_header
+from loopscope.store.journal.frames import Frame, Gap, encode_frames, journal_header, scan
 from loopscope.store.read.compact import compact_run
 from loopscope.store.read.verify import verify_run
 from loopscope.store.seal.seal_journal import seal_journal

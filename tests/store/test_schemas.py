@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from loopscope.catalog.column import Column
+from loopscope.catalog.table import Column
 from loopscope.catalog.tables.keys import RUN_KEYS
 from loopscope.errors import SchemaError
 from loopscope.store import TABLES, TableSchema
 from loopscope.store.documents import check_published, schema_documents
-from loopscope.store.types import TYPES
+from loopscope.store.schema import TYPES
 
 LOSS = TABLES["loss"]
 LATER = Column(name="later", formula="new", since=LOSS.version + 1)

@@ -21,8 +21,7 @@ from loopscope.store.disk import Disk
 from loopscope.store.ids import this_process
 from loopscope.store.locks import Holder
 from loopscope.store.read.verify import verify_run
-from loopscope.store.seal.abandoned_writers import AbandonedWriters
-from loopscope.store.seal.seal_run import seal_run
+from loopscope.store.seal.seal_run import AbandonedWriters, seal_run
 from loopscope.store.seal.sealer import seal_all
 
 

@@ -17,8 +17,8 @@ from loopscope.catalog.row_batch import Ints, RowBatch
 from loopscope.catalog.rows import SCOPE, speaking
 from loopscope.catalog.rule_registry import RULE_COLUMNS
 from loopscope.store import RunReader
+from loopscope.store.parts.parquet import conform
 from loopscope.store.read.files import SealedPart
-from loopscope.store.read.reader import conform
 
 _LISTS = {"expert_count": "dead_experts"}
 """Column of lists → the column that is above 0 where the list matters. Lists are most of a table's bytes: they are read

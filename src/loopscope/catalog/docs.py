@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from loopscope.catalog.bins import EDGES, NUM_BINS
-from loopscope.catalog.column import Column
 from loopscope.catalog.registry import GAUGES, METRICS
 from loopscope.catalog.rule_registry import RULES
+from loopscope.catalog.table import Column
 
 _INTRODUCTION = f"""\
 # Metrics
@@ -53,10 +53,12 @@ def metrics_page() -> str:
     """The whole page, Markdown."""
     parts = [_INTRODUCTION]
     for table in dict.fromkeys(table for table, _ in METRICS):
-        parts.append(f"\n## `{table}`\n")
-        parts.append("| column | type | formula | unit | needs | merges by | null when | source |")
-        parts.append("|---|---|---|---|---|---|---|---|")
-        parts.extend(_row(column) for (owner, _), column in METRICS.items() if owner == table)
+        parts += [
+            f"\n## `{table}`\n",
+            "| column | type | formula | unit | needs | merges by | null when | source |",
+            "|---|---|---|---|---|---|---|---|",
+            *(_row(column) for (owner, _), column in METRICS.items() if owner == table),
+        ]
     return "\n".join(parts) + "\n"
 
 

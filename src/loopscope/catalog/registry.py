@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from loopscope.catalog.column import Column
 from loopscope.catalog.gauge import Gauge
-from loopscope.catalog.table import TableSpec
+from loopscope.catalog.table import Column, TableSpec
 from loopscope.catalog.tables import (
     attempt,
     health,

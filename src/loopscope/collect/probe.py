@@ -17,7 +17,7 @@ from loopscope.collect.pairs import loop_steps_executed
 from loopscope.collect.probe_stream import LoopPair, ProbeWindow
 from loopscope.collect.rows import StepRows, broken_values, reasons, step_rows
 from loopscope.errors import ProbeError
-from loopscope.metrics.null import Null
+from loopscope.metrics.family import Null
 from loopscope.metrics.probe.shared import COLUMNS, finish_shared
 from loopscope.trace import TraceMeta, TraceSink, VisitSpec
 

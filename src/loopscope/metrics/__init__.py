@@ -5,6 +5,7 @@ Device phase: `reduce_visit` and `reduce_pair` give two float64 vectors, laid ou
 `finish_pairs` give the columns of all visits and pairs of one layout. What each column is, the catalogue declares.
 """
 
+from loopscope.metrics.family import EMPTY, POISON
 from loopscope.metrics.faults import Fault
 from loopscope.metrics.finish import (
     FinishedColumns,
@@ -18,7 +19,6 @@ from loopscope.metrics.kernels import WarmUp, forget_kernels, warm_up, warm_up_l
 from loopscope.metrics.layout import Layout
 from loopscope.metrics.loss import CLOSURE_TOLERANCE, FinishedLoss, finish_loss
 from loopscope.metrics.pack import Reduced
-from loopscope.metrics.partials import EMPTY, POISON
 from loopscope.metrics.reduce import reduce_pair, reduce_visit, seal_rank
 from loopscope.metrics.registry import pair_layout, visit_layout
 from loopscope.metrics.tensors import PairTensors, VisitTensors, check_pair, check_visit

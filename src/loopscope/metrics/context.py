@@ -8,36 +8,61 @@ multiplication.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from loopscope.metrics.dense import down, widen
-from loopscope.metrics.lazy import lazy
-from loopscope.metrics.leading import leading_scores
-from loopscope.metrics.partials import EMPTY
+from loopscope.metrics.dense import down, leading_scores, widen
+from loopscope.metrics.family import EMPTY
 from loopscope.metrics.residual.rows import ResidualRows, residual_rows
 from loopscope.metrics.tensors import PairTensors, VisitTensors
 
+if TYPE_CHECKING:
+    from functools import cached_property as lazy
+else:
 
-class _Masked:
-    """Reductions over the valid tokens."""
+    def lazy(compute):
+        """`cached_property`, without its lock, which torch.compile cannot trace before Python 3.12."""
+        name = compute.__name__
 
-    def __init__(self, valid: Tensor | None, num_tokens: int, device: torch.device, *, fusible: bool) -> None:
+        def get(self: Any) -> Any:
+            if name not in self.memo:
+                self.memo[name] = compute(self)
+            return self.memo[name]
+
+        return property(get, doc=compute.__doc__)
+
+
+Tensors = TypeVar("Tensors", VisitTensors, PairTensors)
+
+
+class _Context(Generic[Tensors]):
+    """The tensors, and reductions over their valid tokens. What is `lazy` is kept in `memo`."""
+
+    def __init__(
+        self,
+        tensors: Tensors,
+        valid: Tensor | None,
+        num_experts: int,
+        top_k: int,
+        *,
+        fusible: bool = False,
+    ) -> None:
+        self.tensors: Tensors = tensors
+        self.valid_N: Bool[Tensor, " N"] | None = None if valid is None else valid.reshape(-1)
+        self.num_experts, self.top_k = num_experts, top_k
         self.fusible = fusible
         """True while a compiler traces: write one pass instead of fast eager operations."""
         self.memo: dict[str, Any] = {}
-        self.valid_N: Bool[Tensor, " N"] | None = None if valid is None else valid.reshape(-1)
-        self._num_tokens = num_tokens
-        self._device = device
 
     @lazy
     def tokens(self) -> Float[Tensor, ""]:
         """T, the number of valid tokens, float64."""
         if self.valid_N is None:
-            return torch.full((), self._num_tokens, dtype=torch.float64, device=self._device)
+            residual = self.tensors.residual
+            return torch.full((), residual[..., 0].numel(), dtype=torch.float64, device=residual.device)
         return self.valid_N.sum().double()
 
     def keep(self, x: Tensor) -> Tensor:
@@ -55,35 +80,17 @@ class _Masked:
         """Maximum over valid tokens of a value per token: [N] → float64 scalar; `EMPTY` without any."""
         if self.valid_N is None:
             return x.amax().double()
-        low = (
-            torch.where(self.valid_N, x, torch.full((), -torch.inf, dtype=x.dtype, device=x.device))
-            .amax()
-            .double()
-        )
-        return torch.where(self.tokens > 0, low, torch.full_like(low, EMPTY))
+        lowest = torch.full((), -torch.inf, dtype=x.dtype, device=x.device)
+        high = torch.where(self.valid_N, x, lowest).amax().double()
+        return torch.where(self.tokens > 0, high, torch.full_like(high, EMPTY))
 
     def per_expert(self, x: Tensor) -> Tensor:
         """Σ over valid tokens, column by column: [N, E] → float64 [E]."""
         return down(self.keep(x)[None])[0].double()
 
 
-class VisitContext(_Masked):
+class VisitContext(_Context[VisitTensors]):
     """Lazily computed intermediates of one visit."""
-
-    def __init__(
-        self,
-        tensors: VisitTensors,
-        valid: Tensor | None,
-        num_experts: int,
-        top_k: int,
-        *,
-        fusible: bool = False,
-    ) -> None:
-        residual = tensors.residual
-        super().__init__(valid, residual.shape[0] * residual.shape[1], residual.device, fusible=fusible)
-        self.tensors = tensors
-        self.num_experts = num_experts
-        self.top_k = top_k
 
     def _router(self, name: str) -> Tensor:
         tensor: Tensor = getattr(self.tensors, name)
@@ -174,23 +181,8 @@ class VisitContext(_Masked):
         return self.rows.square_N.sqrt()
 
 
-class PairContext(_Masked):
+class PairContext(_Context[PairTensors]):
     """Lazily computed intermediates of a transition."""
-
-    def __init__(
-        self,
-        tensors: PairTensors,
-        valid: Tensor | None,
-        num_experts: int,
-        top_k: int,
-        *,
-        fusible: bool = False,
-    ) -> None:
-        residual = tensors.to_residual
-        super().__init__(valid, residual.shape[0] * residual.shape[1], residual.device, fusible=fusible)
-        self.tensors = tensors
-        self.num_experts = num_experts
-        self.top_k = top_k
 
     @lazy
     def from_ND(self) -> Float[Tensor, "N d"]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from loopscope.metrics.partials import Partials
+from loopscope.metrics.family import Partials
 
 FaultKind = Literal[
     "probabilities_as_logits", "index_out_of_range", "weights_not_normalised", "nonfinite", "metric_failed"

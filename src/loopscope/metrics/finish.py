@@ -12,15 +12,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loopscope.catalog.column import Column
 from loopscope.catalog.registry import TABLES
+from loopscope.catalog.table import Column
 from loopscope.errors import MetricInputError
-from loopscope.metrics.family import Family, FoundColumns
+from loopscope.metrics.family import (
+    NOT_APPLICABLE,
+    Family,
+    Floats,
+    FoundColumns,
+    Masked,
+    Null,
+    Partials,
+    absent,
+)
 from loopscope.metrics.faults import Fault, visit_faults
 from loopscope.metrics.layout import Layout
-from loopscope.metrics.null import NOT_APPLICABLE, Masked, Null, absent
-from loopscope.metrics.partials import Floats, Partials
-from loopscope.metrics.registry import pair_families, visit_families
+from loopscope.metrics.registry import families_of
 
 _NO_VALID_TOKEN = absent("no valid token")
 _NONFINITE, _FAILED = Null("nonfinite"), Null("failed")
@@ -87,7 +94,7 @@ def finish_visits(
         sequence_sharded=sequence_sharded,
     )
     router, residual = _Builder("router", partials), _Builder("residual", partials)
-    for family in visit_families(layout.num_experts):
+    for family in families_of(layout):
         (router if family.table == "router" else residual).add(family)
     dense = layout.num_experts == 0
     return FinishedVisits(
@@ -118,7 +125,7 @@ def finish_pairs(
     """
     partials = Partials.of(layout, sums, maxima, counts=(from_count, to_count))
     builder = _Builder("transition", partials)
-    for family in pair_families(layout.kind, layout.same_layer, layout.num_experts):
+    for family in families_of(layout):
         builder.add(family)
     return FinishedPairs(builder.columns(), partials.tokens.astype(np.int64).tolist(), builder.failed)
 

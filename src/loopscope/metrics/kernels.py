@@ -19,7 +19,7 @@ from torch import Tensor
 from loopscope.metrics.context import PairContext, VisitContext
 from loopscope.metrics.layout import Layout
 from loopscope.metrics.pack import Reduced, pack
-from loopscope.metrics.registry import pair_families, visit_families
+from loopscope.metrics.registry import families_of
 from loopscope.metrics.tensors import PairTensors, VisitTensors
 
 Kernel = Callable[..., tuple[Tensor, Tensor]]
@@ -87,10 +87,7 @@ def run_kernel(subject: Subject, valid: Tensor | None, layout: Layout) -> Reduce
     if _noted is not None:
         _noted.setdefault(key, _Recipe.of(subject, valid, layout))
     kernel = _KERNELS.get(key)
-    if kernel is None:
-        return None
-    sums, maxima = kernel(*_tensors(subject, valid).values())
-    return Reduced(sums, maxima)
+    return None if kernel is None else Reduced(*kernel(*_tensors(subject, valid).values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +134,7 @@ class _Recipe:
         fused = context(
             self.subject(**self.constants, **given), valid, layout.num_experts, layout.top_k, fusible=True
         )
-        reduced = pack(_families(layout), fused, layout)
+        reduced = pack(families_of(layout), fused, layout)
         return reduced.sums, reduced.maxima
 
 
@@ -149,20 +146,15 @@ def _make(recipes: dict[Hashable, _Recipe]) -> WarmUp:
         try:
             _KERNELS[key] = recipe.compiled()
         except Exception as error:  # noqa: BLE001 - whatever a compiler may raise, eager reduction remains
-            layout = recipe.layout
-            failed.append(f"{layout.kind} E={layout.num_experts} k={layout.top_k}: {_first_line(error)}")
+            layout, lines = recipe.layout, str(error).strip().splitlines()
+            reason = f"{type(error).__name__}: {lines[0] if lines else ''}"
+            failed.append(f"{layout.kind} E={layout.num_experts} k={layout.top_k}: {reason}")
     return WarmUp(
         seconds=time.perf_counter() - start,
         compiled=len(missing) - len(failed),
         known=len(recipes) - len(missing),
         failed=tuple(failed),
     )
-
-
-def _families(layout: Layout) -> tuple[Any, ...]:
-    if layout.kind == "visit":
-        return visit_families(layout.num_experts)
-    return pair_families(layout.kind, layout.same_layer, layout.num_experts)
 
 
 def _tensors(subject: Subject, valid: Tensor | None) -> dict[str, Tensor]:
@@ -179,8 +171,3 @@ def _key(subject: Subject, valid: Tensor | None, layout: Layout) -> Hashable:
     tensors = tuple((name, *_signature(x)) for name, x in _tensors(subject, valid).items())
     slots = (*layout.sum_slices, *layout.max_slices)
     return (type(subject), layout.num_experts, layout.top_k, slots, tensors)
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0] if text else ''}"

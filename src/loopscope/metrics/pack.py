@@ -10,9 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from loopscope.metrics.family import Family
+from loopscope.metrics.family import POISON, Family
 from loopscope.metrics.layout import Layout
-from loopscope.metrics.partials import POISON
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from loopscope.metrics.context import PairContext, VisitContext
+from loopscope.metrics.family import EMPTY
 from loopscope.metrics.kernels import run_kernel
 from loopscope.metrics.layout import Layout
 from loopscope.metrics.pack import Reduced, pack
-from loopscope.metrics.partials import EMPTY
-from loopscope.metrics.registry import pair_families, visit_families
+from loopscope.metrics.registry import families_of
 from loopscope.metrics.residual.rows import PIECE
 from loopscope.metrics.tensors import PairTensors, VisitTensors, check_pair, check_visit
 
@@ -34,7 +34,7 @@ def reduce_visit(tensors: VisitTensors, valid: Tensor | None, layout: Layout) ->
     if (reduced := run_kernel(tensors, valid, layout)) is not None:
         return reduced
     context = VisitContext(tensors, valid, layout.num_experts, layout.top_k)
-    return pack(visit_families(layout.num_experts), context, layout)
+    return pack(families_of(layout), context, layout)
 
 
 @torch.no_grad()
@@ -53,9 +53,8 @@ def reduce_pair(tensors: PairTensors, valid: Tensor | None, layout: Layout) -> R
     check_pair(tensors, valid)
     if (reduced := run_kernel(tensors, valid, layout)) is not None:
         return reduced
-    families = pair_families(layout.kind, layout.same_layer, layout.num_experts)
     pieces = [
-        pack(families, PairContext(piece, mask, layout.num_experts, layout.top_k), layout)
+        pack(families_of(layout), PairContext(piece, mask, layout.num_experts, layout.top_k), layout)
         for piece, mask in _pair_pieces(tensors, valid)
     ]
     if len(pieces) == 1:

@@ -20,19 +20,18 @@ from loopscope.catalog.registry import TABLES
 from loopscope.catalog.tables.transition import PAIR_KINDS
 from loopscope.errors import MetricInputError, SchemaError
 from loopscope.metrics import residual, router, tokens, transition
-from loopscope.metrics.family import Family, Slot
+from loopscope.metrics.family import Family, Partials, Slot
 from loopscope.metrics.layout import Layout
 from loopscope.metrics.loss import finish_loss
-from loopscope.metrics.partials import Partials
 
 
 def _families(package: Any) -> dict[str, Family[Any]]:
     """Name → family, of every file of a package that holds one, in the order of the declared columns."""
-    found: dict[str, Family[Any]] = {}
-    for each in pkgutil.iter_modules(package.__path__):
-        family = getattr(import_module(f"{package.__name__}.{each.name}"), "FAMILY", None)
-        if isinstance(family, Family):
-            found[each.name] = family
+    modules = {
+        each.name: import_module(f"{package.__name__}.{each.name}")
+        for each in pkgutil.iter_modules(package.__path__)
+    }
+    found = {name: module.FAMILY for name, module in modules.items() if hasattr(module, "FAMILY")}
     table = package.__name__.rpartition(".")[2]
     declared = tuple(dict.fromkeys(c.computed for c in TABLES[table].columns if c.computed))
     if missing := [name for name in declared if name not in found]:
@@ -49,20 +48,26 @@ _ROUTER, _RESIDUAL, _TRANSITION = _families(router), _families(residual), _famil
 @cache
 def visit_families(num_experts: int) -> tuple[Family[Any], ...]:
     """Families of a visit with E experts (0: dense), in the order of its partial vectors."""
-    return (tokens.VISIT, *(_ROUTER.values() if num_experts else ()), *_RESIDUAL.values())
+    return (tokens.FAMILY, *(_ROUTER.values() if num_experts else ()), *_RESIDUAL.values())
 
 
 @cache
 def pair_families(kind: str, same_layer: bool, num_experts: int) -> tuple[Family[Any], ...]:
     """Families of a transition, in the order of its partial vectors."""
-    wanted = {"delta"}
-    if kind == "step_boundary":
-        wanted.add("update")
-    if kind == "from_input":
-        wanted.add("input_distance")
-    if same_layer and num_experts:
-        wanted.add("overlap")
-    return (tokens.PAIR, *(family for name, family in _TRANSITION.items() if name in wanted))
+    wanted = {
+        "delta": True,
+        "update": kind == "step_boundary",
+        "input_distance": kind == "from_input",
+        "overlap": same_layer and num_experts > 0,
+    }
+    return (tokens.FAMILY, *(family for name, family in _TRANSITION.items() if wanted[name]))
+
+
+def families_of(layout: Layout) -> tuple[Family[Any], ...]:
+    """The families of a layout, in the order of its partial vectors."""
+    if layout.kind == "visit":
+        return visit_families(layout.num_experts)
+    return pair_families(layout.kind, layout.same_layer, layout.num_experts)
 
 
 @cache
@@ -107,9 +112,8 @@ def pair_layout(
 
 
 def _layout(
-    families: Iterable[Family[Any]], num_experts: int, top_k: int, kind: str, same_layer: bool
+    families: tuple[Family[Any], ...], num_experts: int, top_k: int, kind: str, same_layer: bool
 ) -> Layout:
-    families = tuple(families)
     sums, n_sum = _place((slot for family in families for slot in family.sums), num_experts)
     maxima, n_max = _place((slot for family in families for slot in family.maxima), num_experts)
     return Layout(num_experts, top_k, kind, same_layer, sums, maxima, n_sum, n_max)
@@ -131,10 +135,7 @@ def _check() -> None:
     layouts = (visit_layout(2, 1), *(pair_layout(kind, True, (2, 1), (2, 1)) for kind in PAIR_KINDS))
     for layout in layouts:
         nothing = Partials.of(layout, np.zeros((1, layout.n_sum)), np.zeros((1, layout.n_max)))
-        families = (
-            visit_families(2) if layout.kind == "visit" else pair_families(layout.kind, layout.same_layer, 2)
-        )
-        for family in families:
+        for family in families_of(layout):
             with np.errstate(all="ignore"):
                 given = set(family.finish(nothing)) if family.finish is not None else set()
             _same(family.module, given, {column.name for column in family.columns})

@@ -63,6 +63,11 @@ class PairTensors:
     to_topk_idx: Int[Tensor, "B S k"] | None = None
     """Chosen experts of the second visit."""
 
+    @property
+    def residual(self) -> Float[Tensor, "B S d"]:
+        """The output that the pair leads to."""
+        return self.to_residual
+
 
 def check_visit(
     tensors: VisitTensors, valid: Bool[Tensor, "B S"] | None, num_experts: int, top_k: int
@@ -125,15 +130,13 @@ def check_visit(
                 f"{what}={last}). Reshape flattened router outputs to [B, S, ...] before recording, and take "
                 "num_experts and top_k from this layer's own tensors."
             )
-        if name == "topk_idx":
-            if tensor.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8):
-                raise MetricInputError(
-                    f"topk_idx is {tensor.dtype}, expected an integer type. Record expert indices."
-                )
-        else:
+        if name != "topk_idx":
             _check_float(name, tensor)
-    bias = tensors.expert_bias
-    if bias is not None:
+        elif tensor.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8):
+            raise MetricInputError(
+                f"topk_idx is {tensor.dtype}, expected an integer type. Record expert indices."
+            )
+    if (bias := tensors.expert_bias) is not None:
         if tuple(bias.shape) != (num_experts,):
             raise MetricInputError(
                 f"expert_bias has shape {tuple(bias.shape)}, expected ({num_experts},): one number an expert."
@@ -166,9 +169,7 @@ def _check_float(name: str, tensor: Tensor) -> None:
 
 
 def _check_valid(valid: Tensor | None, batch: int, seq: int) -> None:
-    if valid is None:
-        return
-    if valid.dtype != torch.bool or tuple(valid.shape) != (batch, seq):
+    if valid is not None and (valid.dtype != torch.bool or tuple(valid.shape) != (batch, seq)):
         raise MetricInputError(
             f"valid is {valid.dtype} of shape {tuple(valid.shape)}, expected torch.bool of shape "
             f"{(batch, seq)}: True for every input token that is not padding."

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from torch import Tensor
-
 from loopscope.metrics.context import PairContext, VisitContext
-from loopscope.metrics.family import Family, Slot
+from loopscope.metrics.family import Family, Slot, SlotTensors
 
 
-def _partial(c: VisitContext | PairContext) -> Mapping[str, Tensor]:
+def _partial(c: VisitContext | PairContext) -> SlotTensors:
     return {"tokens": c.tokens, "filled": (c.tokens > 0).double()}
 
 
-VISIT: Family[VisitContext] = Family(module=__name__, sums=(Slot("tokens"), Slot("filled")), partial=_partial)
-"""`tokens` = T; `filled` = microbatches with a valid token."""
-
-PAIR: Family[PairContext] = Family(module=__name__, sums=(Slot("tokens"), Slot("filled")), partial=_partial)
-"""The same for a pair."""
+FAMILY: Family[VisitContext | PairContext] = Family(
+    module=__name__,
+    sums=(Slot("tokens"), Slot("filled")),
+    partial=_partial,
+)
+"""`tokens` = T; `filled` = microbatches with a valid token. Of a visit, and of a pair of visits."""

@@ -18,8 +18,8 @@ from markupsafe import Markup
 from loopscope import __version__
 from loopscope.alerts import Bounds
 from loopscope.analysis import Run
-from loopscope.catalog.column import Column
 from loopscope.catalog.registry import TABLES
+from loopscope.catalog.table import Column
 from loopscope.errors import ConfigError, StoreError
 from loopscope.report.checks import SIGNS
 from loopscope.report.compare import Axis, comparison

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from loopscope.alerts import AlertConfig
 from loopscope.errors import ConfigError
-from loopscope.store.mirror.address import check_mirror
+from loopscope.store.mirror.remote import check_mirror
 from loopscope.trackers import check_trackers
 
 OnError = Literal["record", "raise"]

@@ -27,7 +27,7 @@ from loopscope.session.protocols import Decide, Encoded, TracedModel
 from loopscope.session.schedule import is_probe_step, is_trace_step
 from loopscope.store import RunStore
 from loopscope.store.attempts import read_attempts
-from loopscope.store.mirror.address import refuse_mirror
+from loopscope.store.mirror.remote import refuse_mirror
 from loopscope.trace import TraceMeta, VisitSpec
 from loopscope.trackers import TrackerObserver, TrackerStart, start_trackers
 

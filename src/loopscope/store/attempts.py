@@ -58,15 +58,12 @@ def live_ranges(attempts: Sequence[Attempt], with_rows: Collection[int]) -> dict
 def chain_faults(attempts: Sequence[Attempt]) -> list[str]:
     """What is wrong with the parents that attempts name."""
     known = {a.attempt for a in attempts}
-    faults = []
-    for a in attempts:
-        if a.parent_attempt is None:
-            continue
-        if a.parent_attempt not in known:
-            faults.append(f"attempt {a.attempt} names parent attempt {a.parent_attempt}, which is not there")
-        elif a.parent_attempt >= a.attempt:
-            faults.append(f"attempt {a.attempt} names parent attempt {a.parent_attempt}, which is not older")
-    return faults
+    named = [(a.attempt, a.parent_attempt) for a in attempts if a.parent_attempt is not None]
+    return [
+        f"attempt {number} names parent attempt {parent}, which is not {'older' if parent in known else 'there'}"
+        for number, parent in named
+        if parent not in known or parent >= number
+    ]
 
 
 def new_attempt(
@@ -131,11 +128,11 @@ def read_attempts(root: Path) -> tuple[list[Attempt], list[str]]:
             continue
         except (OSError, ValueError) as error:
             faults.append(f"attempt {number}: {ATTEMPTS_DIR}/{name} cannot be read ({error})")
-            continue
-        if attempt.attempt != number:
-            faults.append(f"{ATTEMPTS_DIR}/{name} says that it is attempt {attempt.attempt}")
-            continue
-        found.append(attempt)
+        else:
+            if attempt.attempt == number:
+                found.append(attempt)
+            else:
+                faults.append(f"{ATTEMPTS_DIR}/{name} says that it is attempt {attempt.attempt}")
     return found, faults
 
 
@@ -156,10 +153,7 @@ def find_attempt(root: Path, number: int) -> Attempt:
 
 def merge_attempts(*sources: Sequence[Attempt]) -> list[Attempt]:
     """One list; where several sources know an attempt, the first counts."""
-    merged: dict[int, Attempt] = {}
-    for source in sources:
-        for attempt in source:
-            merged.setdefault(attempt.attempt, attempt)
+    merged = {attempt.attempt: attempt for source in reversed(sources) for attempt in reversed(source)}
     return [merged[n] for n in sorted(merged)]
 
 
@@ -167,15 +161,13 @@ def attempt_rows(
     run_id: str, attempts: Sequence[Attempt], ranges: Mapping[int, LiveRange]
 ) -> list[dict[str, object]]:
     """The rows of the table `attempt`."""
-    rows: list[dict[str, object]] = []
-    for a in attempts:
-        live = ranges.get(a.attempt)
-        row = {
+    return [
+        {
             "run_id": run_id,
             "attempt": a.attempt,
             "parent_attempt": a.parent_attempt,
             "first_step": a.first_step,
-            "live_from": live.start if live else None,
+            "live_from": live.start if (live := ranges.get(a.attempt)) else None,
             "live_to": live.end if live else None,
             "world_size": a.world_size,
             "host": a.process.host if a.process else None,
@@ -185,8 +177,8 @@ def attempt_rows(
             "torch_version": a.torch_version,
             "python_version": a.python_version,
         }
-        rows.append(row)
-    return rows
+        for a in attempts
+    ]
 
 
 def _numbers(folder: Path) -> dict[int, str]:

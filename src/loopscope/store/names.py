@@ -62,14 +62,12 @@ def newest_of(segments: Iterable[Segment]) -> dict[tuple[int, str], int]:
 
 def parse_journal(name: str) -> Segment | None:
     """The segment of a journal's file name; None for another file."""
-    match = _JOURNAL.fullmatch(name)
-    return Segment(int(match[1]), match[2], int(match[3])) if match else None
+    return Segment(int(match[1]), match[2], int(match[3])) if (match := _JOURNAL.fullmatch(name)) else None
 
 
 def parse_ledger(name: str) -> Segment | None:
     """The segment of a ledger's file name; None for another file."""
-    match = _LEDGER.fullmatch(name)
-    return Segment(int(match[1]), match[2], int(match[3])) if match else None
+    return Segment(int(match[1]), match[2], int(match[3])) if (match := _LEDGER.fullmatch(name)) else None
 
 
 def parse_part(name: str) -> tuple[Segment, int] | None:

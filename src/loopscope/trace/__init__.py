@@ -16,8 +16,14 @@ from loopscope.trace.point import (
     unrolled_position,
 )
 from loopscope.trace.probe import raised_in_probe_forward, run_probe_forward
-from loopscope.trace.sink import ACTIVE_TRACE_SINK, ActiveTraceSink, OnError, TraceSink, TraceWindow
-from loopscope.trace.streaming import StreamingWindow
+from loopscope.trace.sink import (
+    ACTIVE_TRACE_SINK,
+    ActiveTraceSink,
+    OnError,
+    StreamingWindow,
+    TraceSink,
+    TraceWindow,
+)
 
 __all__ = [
     "ACCEPTED_LOOP_AXIS_PROVENANCES",

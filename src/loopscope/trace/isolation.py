@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from loopscope.trace.isolation_rng import Restore, save_random_streams
-from loopscope.trace.isolation_signals import deferred_interrupt
 
 _PLAIN = (bool, int, float, str, type(None))
 _ABSENT = object()
@@ -65,9 +68,8 @@ def _save_modules(model: nn.Module) -> list[Restore]:
     contents: dict[int, Restore] = {}
     restores: list[Restore] = []
     for module in model.modules():
-        restores.append(_save_training(module))
-        restores.append(_save_buffer_table(module))
-        restores.append(_save_attributes(module))
+        restores.append(partial(setattr, module, "training", module.training))
+        restores += [_save_buffer_table(module), _save_attributes(module)]
         for value in (*module._buffers.values(), *vars(module).values()):
             if (
                 isinstance(value, Tensor)
@@ -76,11 +78,6 @@ def _save_modules(model: nn.Module) -> list[Restore]:
             ):
                 contents[id(value)] = _save_content(value)
     return [*restores, *contents.values()]
-
-
-def _save_training(module: nn.Module) -> Restore:
-    training = module.training
-    return lambda: setattr(module, "training", training)
 
 
 def _save_buffer_table(module: nn.Module) -> Restore:
@@ -111,12 +108,11 @@ def _save_attributes(module: nn.Module) -> Restore:
 
 
 def _save_content(tensor: Tensor) -> Restore:
-    saved = _written_once(tensor).detach().clone()
-    # `.data` writes without telling autograd, so a graph that saved the buffer stays valid.
-    return lambda: _put_back(tensor, saved)
+    return partial(_put_back, tensor, _written_once(tensor).detach().clone())
 
 
 def _put_back(tensor: Tensor, saved: Tensor) -> None:
+    # `.data` writes without telling autograd, so a graph that saved the buffer stays valid.
     target = _written_once(tensor.data)
     if target.shape == saved.shape and target.dtype == saved.dtype and target.device == saved.device:
         target.copy_(saved)
@@ -137,11 +133,39 @@ def _written_once(tensor: Tensor) -> Tensor:
 def _reshard(model: nn.Module) -> None:
     # A forward without a backward leaves blocks with reshard_after_forward=False gathered; the next optimizer
     # step updates the shards, and the forward after it would read the old gathered values.
-    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
-    kind = getattr(fsdp, "FSDPModule", None)
-    if kind is None:
-        return
+    kind: Any = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())
     for module in model.modules():
         if isinstance(module, kind):
-            reshard: Callable[[], None] = module.reshard
-            reshard()
+            module.reshard()
+
+
+PATIENCE = 3
+"""This many interrupts take effect at once instead of at the end of the probe."""
+
+
+@contextmanager
+def deferred_interrupt() -> Iterator[None]:
+    """Hold SIGINT back while the block runs, then let the handler that was there have it.
+
+    Does nothing outside the main thread, where no signal is handled, and where the handler is not Python's.
+    """
+    previous = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or previous is None:
+        yield
+        return
+    received = 0
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal received
+        received += 1
+        if received >= PATIENCE:
+            signal.signal(signal.SIGINT, previous)
+            signal.raise_signal(signal.SIGINT)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        if 0 < received < PATIENCE:
+            signal.raise_signal(signal.SIGINT)

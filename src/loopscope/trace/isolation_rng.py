@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-Restore = Callable[[], None]
+Restore = Callable[[], object]
 
 
 def save_random_streams(model: nn.Module) -> list[Restore]:
@@ -20,24 +21,20 @@ def save_random_streams(model: nn.Module) -> list[Restore]:
     accelerator, DTensor's tracker, and the generators that a module keeps as an attribute of its own.
     """
     # The tracker goes first: putting it back may be a matter of the accelerator's generators, which follow.
-    return [*_dtensor_tracker(), *_python(), *_numpy(), *_torch(), *_accelerator(), *_own_generators(model)]
-
-
-def _python() -> Iterator[Restore]:
-    state = random.getstate()
-    yield lambda: random.setstate(state)
+    return [
+        *_dtensor_tracker(),
+        partial(random.setstate, random.getstate()),
+        *_numpy(),
+        partial(torch.set_rng_state, torch.get_rng_state()),
+        *_accelerator(),
+        *_own_generators(model),
+    ]
 
 
 def _numpy() -> Iterator[Restore]:
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:  # a process that never imported it has no stream to disturb
-        state = numpy.random.get_state()
-        yield lambda: numpy.random.set_state(state)
-
-
-def _torch() -> Iterator[Restore]:
-    state = torch.get_rng_state()
-    yield lambda: torch.set_rng_state(state)
+        yield partial(numpy.random.set_state, numpy.random.get_state())
 
 
 def _accelerator() -> Iterator[Restore]:
@@ -48,11 +45,9 @@ def _accelerator() -> Iterator[Restore]:
     if not getattr(module, "is_initialized", lambda: True)():
         return  # asking for a state would initialise the device; nothing on it can have been drawn
     if hasattr(module, "get_rng_state_all"):
-        states = module.get_rng_state_all()
-        yield lambda: module.set_rng_state_all(states)
+        yield partial(module.set_rng_state_all, module.get_rng_state_all())
     else:
-        state = module.get_rng_state()
-        yield lambda: module.set_rng_state(state)
+        yield partial(module.set_rng_state, module.get_rng_state())
 
 
 def _dtensor_tracker() -> Iterator[Restore]:
@@ -63,11 +58,7 @@ def _dtensor_tracker() -> Iterator[Restore]:
         return
     tracker = holder._rng_tracker
     if tracker is None:
-
-        def forget() -> None:
-            holder._rng_tracker = None
-
-        yield forget
+        yield partial(setattr, holder, "_rng_tracker", None)
         return
     enabled = getattr(tracker, "_use_distribute_region", None)
     own = getattr(tracker, "rng_states", None)
@@ -95,20 +86,11 @@ def _own_generators(model: nn.Module) -> Iterator[Restore]:
 
 def _generator(value: Any) -> Iterator[Restore]:
     if isinstance(value, torch.Generator):
-        state = value.get_state()
-        yield lambda: _discard(value.set_state(state))
+        yield partial(value.set_state, value.get_state())
     elif isinstance(value, random.Random):
-        python_state = value.getstate()
-        yield lambda: value.setstate(python_state)
+        yield partial(value.setstate, value.getstate())
     elif (numpy := sys.modules.get("numpy")) is not None:
         if isinstance(value, numpy.random.Generator):
-            bits = value.bit_generator
-            bits_state = bits.state
-            yield lambda: setattr(bits, "state", bits_state)
+            yield partial(setattr, value.bit_generator, "state", value.bit_generator.state)
         elif isinstance(value, numpy.random.RandomState):
-            legacy_state = value.get_state()
-            yield lambda: value.set_state(legacy_state)
-
-
-def _discard(_: object) -> None:
-    """Make a call that returns something a Restore."""
+            yield partial(value.set_state, value.get_state())

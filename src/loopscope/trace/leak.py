@@ -60,8 +60,9 @@ class TraceWatch:
 
     def __init__(self, sink: Mapping[int, TracePoint], model: nn.Module | None) -> None:
         self._notes = _note_sink(sink, model)
-        self._points = _note_points(sink)
-        self._since = _next_node()
+        self._points = tuple((position, weakref.ref(point)) for position, point in sorted(sink.items()))
+        # Graph nodes are numbered in order of creation, so a later number means made since the watch began.
+        self._since = int(torch._C._autograd._get_sequence_nr())
 
     def assert_released(self, storages: bool = True) -> None:
         """Raise unless everything that the sink held has been released. The caller clears the sink before.
@@ -114,46 +115,28 @@ def assert_trace_released(sink: dict[int, TracePoint], *, model: nn.Module | Non
     watch.assert_released()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _ModelOwned:
-    tensors: frozenset[int]
-    storages: frozenset[int]
-
-
-def _owned_by(model: nn.Module | None) -> _ModelOwned:
-    if model is None:
-        return _ModelOwned(tensors=frozenset(), storages=frozenset())
-    tensors = [*model.parameters(), *model.buffers()]
-    storages = (_storage_key(tensor) for tensor in tensors)
-    return _ModelOwned(
-        tensors=frozenset(map(id, tensors)), storages=frozenset(key for key in storages if key is not None)
-    )
-
-
 def _note_sink(sink: Mapping[int, TracePoint], model: nn.Module | None) -> tuple[_Note, ...]:
     # A function of its own: when it returns, no loop variable holds the last point.
-    owned = _owned_by(model)
+    owned = [] if model is None else [*model.parameters(), *model.buffers()]
+    tensors, storages = set(map(id, owned)), set(map(_storage_key, owned))
     return tuple(
-        _note(field, position, tensor, owned)
+        _note(field, position, tensor, tensors, storages)
         for position, point in sorted(sink.items())
         for field, tensor in point.tensors().items()
     )
 
 
-def _note(field: str, position: int, tensor: Tensor, owned: _ModelOwned) -> _Note:
+def _note(field: str, position: int, tensor: Tensor, tensors: set[int], storages: set[int | None]) -> _Note:
+    """Of one trace tensor, where a model owns these `tensors` (ids) and `storages` (keys)."""
     key = _storage_key(tensor)
     return _Note(
         field=field,
         unrolled_pos=position,
         tensor=weakref.ref(tensor),
-        storage=None if key is None or key in owned.storages else _weak(tensor),
-        own=id(tensor) in owned.tensors,
+        storage=None if key is None or key in storages else _weak(tensor),
+        own=id(tensor) in tensors,
         graph=graph_mark(tensor),
     )
-
-
-def _note_points(sink: Mapping[int, TracePoint]) -> tuple[tuple[int, weakref.ref[TracePoint]], ...]:
-    return tuple((position, weakref.ref(point)) for position, point in sorted(sink.items()))
 
 
 def _storage(tensor: Tensor) -> Any:
@@ -174,11 +157,6 @@ def _storage_key(tensor: Tensor) -> int | None:
         return int(_storage(tensor)._cdata)
     except (NotImplementedError, RuntimeError):
         return None  # sparse, or a wrapper without memory of its own
-
-
-def _next_node() -> int:
-    # Graph nodes are numbered in order of creation, so a later number means made since the watch began.
-    return int(torch._C._autograd._get_sequence_nr())
 
 
 def _live_objects(notes: tuple[_Note, ...]) -> list[_Finding]:

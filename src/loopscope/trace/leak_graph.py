@@ -27,16 +27,14 @@ def graph_mark(tensor: Tensor) -> GraphMark | None:
 
 def new_graphs(since: int) -> list[str]:
     """One line per live tensor with a graph whose node was created at number `since` or later."""
-    found = [tensor for tensor in _with_graph() if _number(tensor.grad_fn) >= since]
-    return _describe(found)
+    return _describe([tensor for tensor in _with_graph() if _number(tensor.grad_fn) >= since])
 
 
 def derived_graphs(marks: set[GraphMark]) -> list[str]:
     """One line per live tensor whose graph runs through one of the nodes `marks`."""
     if not marks:
         return []
-    found = [tensor for tensor in _with_graph() if _reaches(tensor.grad_fn, marks)]
-    return _describe(found)
+    return _describe([tensor for tensor in _with_graph() if _reaches(tensor.grad_fn, marks)])
 
 
 def _with_graph() -> list[Tensor]:

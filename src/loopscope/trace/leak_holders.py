@@ -23,13 +23,11 @@ def holders_of_object(reference: Callable[[], object | None]) -> str:
     box = [reference()]
     if box[0] is None:
         return ""
-    found = _holders(box)
-    if not found and isinstance(box[0], Tensor):
-        # A view keeps its base from C++, where nothing can be followed: name the views instead.
-        views = _tensors_over(_cdata(box[0]), but=id(box[0]))
-        if views:
-            return _kept_by(views)
-    return found or _UNTRACKED
+    if found := _holders(box):
+        return found
+    # A view keeps its base from C++, where nothing can be followed: name the views instead.
+    views = _tensors_over(_cdata(box[0]), but=id(box[0])) if isinstance(box[0], Tensor) else []
+    return _kept_by(views) if views else _UNTRACKED
 
 
 def holders_of_storage(reference: StorageWeakRef | None) -> str:

@@ -77,12 +77,7 @@ class TracePoint:
 
     def tensors(self) -> dict[str, Tensor]:
         """Field name → tensor, for the fields that hold one. A new dict each call; holds the tensors."""
-        found = {}
-        for name in TENSOR_FIELDS:
-            value = getattr(self, name)
-            if value is not None:
-                found[name] = value
-        return found
+        return {name: value for name in TENSOR_FIELDS if (value := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

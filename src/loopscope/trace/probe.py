@@ -16,8 +16,7 @@ from loopscope.trace.isolation import isolated_forward
 from loopscope.trace.point import TraceMeta
 from loopscope.trace.probe_join import join_windows
 from loopscope.trace.probe_loss import check_ids, check_logits, logits_of, per_token_loss, vocabulary_sizes
-from loopscope.trace.sink import ACTIVE_TRACE_SINK, TraceWindow
-from loopscope.trace.streaming import StreamingWindow
+from loopscope.trace.sink import ACTIVE_TRACE_SINK, StreamingWindow, TraceWindow
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -79,7 +78,8 @@ def run_probe_forward(
         )
     vocabulary = vocabulary_sizes(model)
     check_ids(input_ids, vocabulary)
-    chunk = _chunk_size(batch_size, input_ids.shape[0])
+    if batch_size is not None and batch_size < 1:
+        raise ProbeError(f"batch_size is {batch_size}, expected >= 1, or None for all documents at once")
     if meta is None and not callable(getattr(model, "trace_meta", None)):
         raise ProbeError(
             f"{type(model).__name__} has no trace_meta() and no meta was given; expected one of them. Pass "
@@ -89,7 +89,7 @@ def run_probe_forward(
     seen = _Seen(vocabulary=vocabulary, stream=None if open_window is None else open_window())
     try:
         with isolated_forward(model):
-            for ids in torch.split(input_ids, chunk):
+            for ids in torch.split(input_ids, batch_size or input_ids.shape[0]):
                 _run_chunk(model, ids, context, seen)
             return _hand_over(model, collector, step, meta, seen)
     finally:
@@ -125,14 +125,6 @@ class _Seen:
         self.error = None
 
 
-def _chunk_size(batch_size: int | None, documents: int) -> int:
-    if batch_size is None:
-        return documents
-    if batch_size < 1:
-        raise ProbeError(f"batch_size is {batch_size}, expected >= 1, or None for all documents at once")
-    return batch_size
-
-
 def _run_chunk(
     model: nn.Module, ids: Tensor, context: Callable[[], AbstractContextManager[object]], seen: _Seen
 ) -> None:
@@ -150,7 +142,8 @@ def _run_chunk(
     try:
         if seen.stream is not None and seen.stream.error is not None:
             raise seen.stream.error
-        width = _width(window)
+        shown = next((point.residual.shape[-1] for point in window.values()), None)
+        width = window.width if isinstance(window, StreamingWindow) else shown
         check_logits(logits, ids, seen.vocabulary, width)
         seen.losses.append(per_token_loss(logits, ids))
         if seen.stream is None:
@@ -158,12 +151,6 @@ def _run_chunk(
     except Exception as error:  # noqa: BLE001 - raised by _hand_over, once no rank can wait for this one
         window.clear()
         seen.error = error
-
-
-def _width(window: TraceWindow) -> int | None:
-    if isinstance(window, StreamingWindow):
-        return window.width
-    return next((point.residual.shape[-1] for point in window.values()), None)
 
 
 @contextmanager

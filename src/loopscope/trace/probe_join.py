@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from loopscope.errors import ProbeError
 from loopscope.trace.point import TENSOR_FIELDS, TracePoint
@@ -27,8 +27,7 @@ def join_windows(windows: list[TraceWindow]) -> TraceWindow:
         return windows.pop()
     joined = TraceWindow()
     try:
-        positions = sorted(set().union(*windows))
-        for position in positions:
+        for position in sorted(set().union(*windows)):
             joined[position] = _join([_take(window, position) for window in windows])
     except ProbeError:
         joined.clear()
@@ -58,11 +57,9 @@ def _join(parts: list[TracePoint]) -> TracePoint:
             f"{sorted({str(_identity(part)) for part in parts})}; expected the same block, loop_step, "
             "layer_idx, E and k for every document."
         )
-    tensors: dict[str, Tensor | None] = {}
-    for name in _PER_TOKEN:
-        values = [getattr(part, name) for part in parts]
-        tensors[name] = None if values[0] is None else torch.cat(values)
-    return replace(first, **tensors)  # type: ignore[arg-type]
+    given = [name for name in _PER_TOKEN if getattr(first, name) is not None]
+    tensors: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in given}
+    return replace(first, **tensors)
 
 
 def _identity(point: TracePoint) -> tuple[object, ...]:

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopscope.metrics.null import Null
+from loopscope.metrics.family import Null
 from loopscope.metrics.probe.shared import finish_shared, shared_counts
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from loopscope.catalog.column import Column
-from loopscope.catalog.table import TableSpec
+from loopscope.catalog.table import Column, TableSpec
 
 _int = partial(Column, type="int32")
 _step = partial(Column, type="int64")

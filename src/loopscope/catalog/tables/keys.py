@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from loopscope.catalog.column import Column
+from loopscope.catalog.table import Column
 
 _key = partial(Column, type="int32")
 _text = partial(Column, type="string")

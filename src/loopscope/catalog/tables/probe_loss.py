@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from loopscope.catalog.column import Column
 from loopscope.catalog.gauge import Gauge
-from loopscope.catalog.table import TableSpec
+from loopscope.catalog.table import Column, TableSpec
 from loopscope.catalog.tables.keys import CORPUS_KEYS, ROW_KEY, RUN_KEYS
 
 _loss = partial(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from loopscope.catalog.column import Column
-from loopscope.catalog.table import TableSpec
+from loopscope.catalog.table import Column, TableSpec
 from loopscope.catalog.tables.keys import PROBE_VISIT_KEYS, VISIT_KEY
 
 _growth = partial(

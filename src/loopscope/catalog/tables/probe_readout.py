@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from loopscope.catalog.column import Column
-from loopscope.catalog.table import TableSpec
+from loopscope.catalog.table import Column, TableSpec
 from loopscope.catalog.tables.keys import CORPUS_KEYS, CORPUS_TOKENS, ROW_KEY, RUN_KEYS
 
 _FIRST = "first loop step: not_applicable; not finite: nonfinite"

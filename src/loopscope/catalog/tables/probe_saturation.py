@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from loopscope.catalog.column import Column, Picture
-from loopscope.catalog.table import TableSpec
+from loopscope.catalog.table import Column, Picture, TableSpec
 from loopscope.catalog.tables.keys import PROBE_VISIT_KEYS, VISIT_KEY
 
 _saturation = partial(Column, unit="1", needs=("topk_idx",), merge="not; one number over one corpus")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from loopscope.catalog.column import Column, Picture
 from loopscope.catalog.gauge import Gauge
-from loopscope.catalog.table import TableSpec
+from loopscope.catalog.table import Column, Picture, TableSpec
 from loopscope.catalog.tables.keys import RUN_KEYS, TOKEN_KEYS, VISIT_KEY, VISIT_KEYS
 
 _SWITCH = "Fedus et al. 2021, arXiv 2101.03961"
@@ -191,7 +190,7 @@ _margin = partial(
 )
 _gap = partial(
     _choice,
-    computed="gap",
+    computed="margin",
     merge=_BY_TOKEN,
     null_rule=f"k = E: not_applicable; {_BAD_SCORE}",
 )

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from loopscope.analysis import Run, scope_of
-from loopscope.catalog.column import Column
 from loopscope.catalog.registry import TABLES
+from loopscope.catalog.table import Column
 from loopscope.cli.console import make_table, titled
 from loopscope.cli.sections.rows import (
     VISIT_COLUMNS,

@@ -158,8 +158,9 @@ def _per_document(scores_DSE: Tensor, top_k: int, quantity: str) -> Tensor:
 def _null(
     scores_DSE: Tensor, top_k: int, quantity: str, scope: str, generator: torch.Generator, times: int
 ) -> Tensor:
-    draws = [_per_document(shuffled(scores_DSE, scope, generator), top_k, quantity) for _ in range(times)]
-    return torch.stack(draws)
+    return torch.stack(
+        [_per_document(shuffled(scores_DSE, scope, generator), top_k, quantity) for _ in range(times)]
+    )
 
 
 def _median_mean(null_ND: Tensor) -> Tensor:

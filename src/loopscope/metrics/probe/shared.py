@@ -8,7 +8,7 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from loopscope.metrics.null import Null, absent
+from loopscope.metrics.family import Null, absent
 from loopscope.metrics.transition.overlap import jaccard_chance
 
 COLUMNS = ("topk_overlap", "topk_jaccard", "load_overlap", "overlap_chance", "jaccard_chance")

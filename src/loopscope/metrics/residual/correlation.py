@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
-from torch import Tensor
 
 from loopscope.metrics.context import VisitContext
-from loopscope.metrics.family import Family, FoundColumns, Slot
-from loopscope.metrics.null import NOT_APPLICABLE, Masked, absent
-from loopscope.metrics.partials import Partials
-from loopscope.metrics.ratio import TINY
+from loopscope.metrics.dense import TINY
+from loopscope.metrics.family import (
+    NOT_APPLICABLE,
+    Family,
+    FoundColumns,
+    Masked,
+    Partials,
+    Slot,
+    SlotTensors,
+    absent,
+)
 
 _SHARDED = absent("sequence is sharded over ranks")
 _COLUMNS = ("token_correlation", "token_correlation_excluded", "token_correlation_pairs")
 
 
-def _partial(c: VisitContext) -> Mapping[str, Tensor]:
+def _partial(c: VisitContext) -> SlotTensors:
     batch, seq = c.tensors.residual.shape[:2]
     excluded_N = c.norm_N < TINY
     counted_N = c.keep((~excluded_N).double())

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
-from torch import Tensor
 
 from loopscope.metrics.context import VisitContext
-from loopscope.metrics.family import Family, FoundColumns, Slot
-from loopscope.metrics.partials import Partials
+from loopscope.metrics.family import Family, FoundColumns, Partials, Slot, SlotTensors
 
 
-def _partial(c: VisitContext) -> Mapping[str, Tensor]:
+def _partial(c: VisitContext) -> SlotTensors:
     rows = c.rows
     return {
         "norm": c.total(c.norm_N),

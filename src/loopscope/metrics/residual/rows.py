@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from loopscope.metrics.dense import bad_entries, down, widen
-from loopscope.metrics.ratio import TINY
+from loopscope.metrics.dense import TINY, bad_entries, down, widen
 
 PIECE = 2**16
 """Entries of a piece. Eager intermediates of this size stay in cache and in the allocator's reach; whole ones

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
-from torch import Tensor
 
 from loopscope.metrics.context import VisitContext
-from loopscope.metrics.family import Family, FoundColumns, Slot
-from loopscope.metrics.partials import Partials
+from loopscope.metrics.family import Family, FoundColumns, Partials, Slot, SlotTensors
 
 
-def _partial(c: VisitContext) -> Mapping[str, Tensor]:
+def _partial(c: VisitContext) -> SlotTensors:
     count_E = c.count_E.double()
     own = c.num_experts * (count_E * c.prob_sum_E).sum() / (count_E.sum() * c.tokens).clamp(min=1.0)
     return {"prob": c.prob_sum_E, "lb_micro": torch.where(c.tokens > 0, own, torch.zeros_like(own))}

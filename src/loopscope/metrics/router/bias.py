@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
-from torch import Tensor
 
 from loopscope.metrics.context import VisitContext
-from loopscope.metrics.family import Family, FoundColumns, Slot
-from loopscope.metrics.null import Masked, absent
-from loopscope.metrics.partials import EMPTY, Partials
+from loopscope.metrics.family import EMPTY, Family, FoundColumns, Masked, Partials, Slot, SlotTensors, absent
 
 _NO_BIAS = absent("no expert_bias")
 
 
-def _partial(c: VisitContext) -> Mapping[str, Tensor]:
+def _partial(c: VisitContext) -> SlotTensors:
     bias = c.tensors.expert_bias
     if bias is None:
         zero = torch.zeros_like(c.tokens)

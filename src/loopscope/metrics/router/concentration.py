@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from torch import Tensor
-
 from loopscope.metrics.context import VisitContext
-from loopscope.metrics.family import Family, FoundColumns, Slot
-from loopscope.metrics.partials import Partials
+from loopscope.metrics.family import Family, FoundColumns, Partials, Slot, SlotTensors
 
 
-def _partial(c: VisitContext) -> Mapping[str, Tensor]:
+def _partial(c: VisitContext) -> SlotTensors:
     chosen_NK = c.probs_NE.gather(1, c.idx_NK)
     return {"top1_prob": c.total(c.probs_NE.amax(-1)), "topk_mass": c.total(chosen_NK.sum(-1))}
 

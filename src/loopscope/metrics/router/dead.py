@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from loopscope.metrics.context import VisitContext
-from loopscope.metrics.family import Family, FoundColumns
-from loopscope.metrics.null import NOT_APPLICABLE
-from loopscope.metrics.partials import Partials
+from loopscope.metrics.family import NOT_APPLICABLE, Family, FoundColumns, Partials
 
 
 def _finish(p: Partials) -> FoundColumns:

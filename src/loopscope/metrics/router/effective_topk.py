@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from torch import Tensor
-
 from loopscope.metrics.context import VisitContext
-from loopscope.metrics.family import Family, FoundColumns, Slot
-from loopscope.metrics.null import NOT_APPLICABLE
-from loopscope.metrics.partials import Partials
-from loopscope.metrics.ratio import safe_ratio
+from loopscope.metrics.dense import safe_ratio
+from loopscope.metrics.family import NOT_APPLICABLE, Family, FoundColumns, Partials, Slot, SlotTensors
 
 
-def _partial(c: VisitContext) -> Mapping[str, Tensor]:
+def _partial(c: VisitContext) -> SlotTensors:
     ratio_N, excluded_N = safe_ratio(c.weights_NK.sum(-1).square(), c.weights_NK.square().sum(-1))
     return {"effective_topk": c.total(ratio_N), "effective_topk_excluded": c.total(excluded_N.float())}
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
-from torch import Tensor
 
 from loopscope.metrics.context import VisitContext
-from loopscope.metrics.family import Family, Slot
+from loopscope.metrics.family import Family, Slot, SlotTensors
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -18,7 +15,7 @@ def tolerance(dtype: torch.dtype) -> float:
     return 1e-2 if dtype in _HALF else 1e-4
 
 
-def _partial(c: VisitContext) -> Mapping[str, Tensor]:
+def _partial(c: VisitContext) -> SlotTensors:
     logits, weights = c.tensors.router_logits, c.tensors.topk_weights
     assert logits is not None
     assert weights is not None

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
-from torch import Tensor
 
 from loopscope.metrics.context import VisitContext
-from loopscope.metrics.family import Family, FoundColumns, Slot
-from loopscope.metrics.null import NOT_APPLICABLE
-from loopscope.metrics.partials import Floats, Partials
+from loopscope.metrics.family import NOT_APPLICABLE, Family, Floats, FoundColumns, Partials, Slot, SlotTensors
 
 
 def entropy(weights: Floats) -> Floats:
@@ -22,7 +17,7 @@ def entropy(weights: Floats) -> Floats:
     return found
 
 
-def _partial(c: VisitContext) -> Mapping[str, Tensor]:
+def _partial(c: VisitContext) -> SlotTensors:
     return {"count": c.count_E}
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import torch
-from torch import Tensor
 
 from loopscope.metrics.context import VisitContext
 from loopscope.metrics.dense import bad_entries
-from loopscope.metrics.family import Family, FoundColumns, Slot
-from loopscope.metrics.partials import Partials
+from loopscope.metrics.family import Family, FoundColumns, Partials, Slot, SlotTensors
 
 
-def _partial(c: VisitContext) -> Mapping[str, Tensor]:
+def _partial(c: VisitContext) -> SlotTensors:
     bad_logits_N = bad_entries(c.logits_NE, fusible=c.fusible)
     bad_probs_N = bad_entries(c.probs_NE, fusible=c.fusible)
     bad_weights_N = bad_entries(c.weights_NK, fusible=c.fusible)

@@ -1,49 +1,57 @@
-"""Margin among the chosen, r_(1) − r_(k), of the choice scores r in falling order."""
+"""How clear a choice is, of the choice scores r in falling order: the margin among the chosen, r_(1) − r_(k), and the
+selection gap r_(k) − r_(k+1), which says how nearly another expert set would have been chosen."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from loopscope.metrics.context import VisitContext
-from loopscope.metrics.family import Family, FoundColumns, Slot
+from loopscope.metrics.family import NOT_APPLICABLE, Family, FoundColumns, Partials, Slot, SlotTensors
 from loopscope.metrics.histogram import histogram, quantile
-from loopscope.metrics.null import NOT_APPLICABLE
-from loopscope.metrics.partials import Partials
-
-_COLUMNS = ("margin_mean", "margin_min", "margin_hist", "margin_p25", "margin_p50", "margin_p75")
 
 
-def _partial(c: VisitContext) -> Mapping[str, Tensor]:
-    first_N, kth_N, _ = c.leading_N
-    margin_N = first_N - kth_N
+def _sums(c: VisitContext, name: str, difference_N: Tensor) -> SlotTensors:
     return {
-        "margin": c.total(margin_N),
-        "margin_neg_min": c.highest(-margin_N),
-        "margin_hist": histogram(torch.nan_to_num(margin_N), c.valid_N),
+        name: c.total(difference_N),
+        f"{name}_neg_min": c.highest(-difference_N),
+        f"{name}_hist": histogram(torch.nan_to_num(difference_N), c.valid_N),
     }
 
 
+def _partial(c: VisitContext) -> SlotTensors:
+    first_N, kth_N, next_N = c.leading_N
+    # At k = E there is no next expert; the gap's slots are filled with zeros and its columns are not_applicable.
+    return {**_sums(c, "margin", first_N - kth_N), **_sums(c, "selection_gap", kth_N - next_N)}
+
+
+def _columns(p: Partials, name: str, percentiles: tuple[int, ...], *, exists: bool) -> FoundColumns:
+    hist = p[f"{name}_hist"]
+    found = {
+        f"{name}_mean": p.mean(name),
+        f"{name}_min": -p.number(f"{name}_neg_min"),
+        f"{name}_hist": hist,
+        **{f"{name}_p{q:02}": quantile(hist, q / 100) for q in percentiles},
+    }
+    return found if exists else dict.fromkeys(found, NOT_APPLICABLE)
+
+
 def _finish(p: Partials) -> FoundColumns:
-    if p.top_k == 1:
-        return dict.fromkeys(_COLUMNS, NOT_APPLICABLE)
-    hist = p["margin_hist"]
     return {
-        "margin_mean": p.mean("margin"),
-        "margin_min": -p.number("margin_neg_min"),
-        "margin_hist": hist,
-        "margin_p25": quantile(hist, 0.25),
-        "margin_p50": quantile(hist, 0.5),
-        "margin_p75": quantile(hist, 0.75),
+        **_columns(p, "margin", (25, 50, 75), exists=p.top_k > 1),
+        **_columns(p, "selection_gap", (1,), exists=p.top_k < p.num_experts),
     }
 
 
 FAMILY: Family[VisitContext] = Family(
     module=__name__,
-    sums=(Slot("margin"), Slot("margin_hist", "bins")),
-    maxima=(Slot("margin_neg_min"),),
+    sums=(
+        Slot("margin"),
+        Slot("margin_hist", "bins"),
+        Slot("selection_gap"),
+        Slot("selection_gap_hist", "bins"),
+    ),
+    maxima=(Slot("margin_neg_min"), Slot("selection_gap_neg_min")),
     partial=_partial,
     finish=_finish,
 )

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
-from torch import Tensor
 
 from loopscope.metrics.context import VisitContext
-from loopscope.metrics.family import Family, FoundColumns, Slot
-from loopscope.metrics.null import NOT_APPLICABLE, Masked
-from loopscope.metrics.partials import Partials
+from loopscope.metrics.family import NOT_APPLICABLE, Family, FoundColumns, Masked, Partials, Slot, SlotTensors
 from loopscope.metrics.router.violation import max_violation
 
 _SCALE = 2.0**36
@@ -18,7 +13,7 @@ _LIMIT = 2.0**10
 _BALANCED = 1e-6
 
 
-def _partial(c: VisitContext) -> Mapping[str, Tensor]:
+def _partial(c: VisitContext) -> SlotTensors:
     # Fixed point: integer addition gives the same bits in any order, float scatter-add on a GPU does not.
     # 2^-36 per assignment is far below the column's float32; 2^17 assignments of weight 2^10 still fit.
     weight = torch.where(c.counted_NK, c.weights_NK, torch.zeros_like(c.weights_NK))

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import torch
-from torch import Tensor
 
 from loopscope.metrics.context import VisitContext
-from loopscope.metrics.family import Family, FoundColumns, Slot
-from loopscope.metrics.partials import EMPTY, Floats, Partials
+from loopscope.metrics.family import EMPTY, Family, Floats, FoundColumns, Partials, Slot, SlotTensors
 
 
 def relative_load(load: Floats) -> Floats:
@@ -25,7 +21,7 @@ def max_violation(load: Floats) -> Floats:
     return found
 
 
-def _partial(c: VisitContext) -> Mapping[str, Tensor]:
+def _partial(c: VisitContext) -> SlotTensors:
     count_E = c.count_E.double()
     violation = c.num_experts * count_E.max() / count_E.sum().clamp(min=1.0) - 1.0
     return {

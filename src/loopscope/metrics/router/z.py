@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import torch
-from torch import Tensor
 
 from loopscope.metrics.context import VisitContext
-from loopscope.metrics.family import Family, FoundColumns, Slot
-from loopscope.metrics.null import NOT_APPLICABLE, Masked
-from loopscope.metrics.partials import Partials
+from loopscope.metrics.family import NOT_APPLICABLE, Family, FoundColumns, Masked, Partials, Slot, SlotTensors
 
 _COLUMNS = ("z_mean", "z_std", "z_min", "z_max", "z_sq_mean", "z_frac_negative")
 
 
-def _partial(c: VisitContext) -> Mapping[str, Tensor]:
+def _partial(c: VisitContext) -> SlotTensors:
     # logsumexp, around the maximum that other metrics need as well.
     around_N = torch.nan_to_num(c.logit_max_N)
     z_N = around_N + (c.logits_NE - around_N[:, None]).exp().sum(-1).log()

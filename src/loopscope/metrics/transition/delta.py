@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from torch import Tensor
-
 from loopscope.metrics.context import PairContext
-from loopscope.metrics.dense import bad_entries
-from loopscope.metrics.family import Family, FoundColumns, Slot
-from loopscope.metrics.partials import Partials
-from loopscope.metrics.ratio import safe_ratio
+from loopscope.metrics.dense import bad_entries, safe_ratio
+from loopscope.metrics.family import Family, FoundColumns, Partials, Slot, SlotTensors
 
 
-def _partial(c: PairContext) -> Mapping[str, Tensor]:
+def _partial(c: PairContext) -> SlotTensors:
     relative_N, excluded_N = safe_ratio(c.delta_norm_N, c.from_norm_N)
     growth_N, _ = safe_ratio(c.to_norm_N, c.from_norm_N)
     cosine_N, no_cosine_N = safe_ratio((c.from_ND * c.to_ND).sum(-1), c.from_norm_N * c.to_norm_N)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from loopscope.metrics.context import PairContext
-from loopscope.metrics.family import Family, FoundColumns
-from loopscope.metrics.partials import Partials
+from loopscope.metrics.family import Family, FoundColumns, Partials
 
 
 def _finish(p: Partials) -> FoundColumns:

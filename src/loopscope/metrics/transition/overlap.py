@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import comb
 
 import numpy as np
@@ -10,9 +9,7 @@ import torch
 from torch import Tensor
 
 from loopscope.metrics.context import PairContext
-from loopscope.metrics.family import Family, FoundColumns, Slot
-from loopscope.metrics.null import Masked, absent
-from loopscope.metrics.partials import Partials
+from loopscope.metrics.family import Family, FoundColumns, Masked, Partials, Slot, SlotTensors, absent
 
 _NO_CHOICE = absent("no chosen experts handed over")
 _NO_COUNTS = absent("no expert counts handed over")
@@ -39,7 +36,7 @@ def _membership(idx_NK: Tensor, num_experts: int) -> Tensor:
     return empty.scatter_reduce(1, safe_NK, chosen, "amax")
 
 
-def _partial(c: PairContext) -> Mapping[str, Tensor]:
+def _partial(c: PairContext) -> SlotTensors:
     a, b = c.tensors.from_topk_idx, c.tensors.to_topk_idx
     if a is None or b is None:
         zero = torch.zeros_like(c.tokens)

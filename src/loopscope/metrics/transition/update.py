@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
-from torch import Tensor
 
 from loopscope.metrics.context import PairContext
-from loopscope.metrics.dense import bad_entries, widen
-from loopscope.metrics.family import Family, FoundColumns, Slot
-from loopscope.metrics.null import NOT_APPLICABLE, Masked
-from loopscope.metrics.partials import Partials
-from loopscope.metrics.ratio import TINY, safe_ratio
+from loopscope.metrics.dense import TINY, bad_entries, safe_ratio, widen
+from loopscope.metrics.family import NOT_APPLICABLE, Family, FoundColumns, Masked, Partials, Slot, SlotTensors
 
 _SLOTS = (
     "update_tokens",
@@ -26,7 +20,7 @@ _SLOTS = (
 _COLUMNS = ("update_cosine", "update_cosine_excluded", "acceleration", "contraction")
 
 
-def _partial(c: PairContext) -> Mapping[str, Tensor]:
+def _partial(c: PairContext) -> SlotTensors:
     before = c.tensors.before_residual
     if before is None:
         return dict.fromkeys(_SLOTS, torch.zeros_like(c.tokens))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from loopscope.catalog.column import Column
 from loopscope.catalog.registry import TABLES
+from loopscope.catalog.table import Column
 from loopscope.report.chart import Chart, Section
 from loopscope.report.charts.router import maps
 from loopscope.report.queries import SERIES_BUCKETS, RunQueries, quoted

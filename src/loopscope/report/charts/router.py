@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from loopscope.catalog.column import Column, Picture
 from loopscope.catalog.registry import TABLES
 from loopscope.catalog.rows import BLOCKS
+from loopscope.catalog.table import Column, Picture
 from loopscope.report.chart import Chart, Section
 from loopscope.report.queries import HEAT_BUCKETS, RunQueries, visit_names
 from loopscope.report.widgets import heatmap, matrix

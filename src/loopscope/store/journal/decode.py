@@ -1,16 +1,16 @@
-"""Decoding a journal: its rows by position, and what is damaged or missing."""
+"""Decoding a journal: what is damaged or missing, and its rows as Arrow columns, a chunk at a time."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 
-from loopscope.store.journal.frames import Frame, Gap, scan
-from loopscope.store.journal.header import JournalHeader, journal_header, refusal
+from loopscope.store.journal.frames import Frame, Gap, JournalHeader, journal_header, refusal, scan
 from loopscope.store.schema import TableSchema
 
 _SHOWN = 20
@@ -105,3 +105,77 @@ def holds_row_of(data: bytes, tables: Collection[str]) -> bool:
                 if _table_of(piece.payload)[0] in tables:
                     return True
     return False
+
+
+CHUNK_ROWS = 2048
+"""Rows that are Python objects at a time, per table."""
+_MISFIT = (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError)
+
+
+class JournalColumns:
+    """Collects rows by table; made to be handed to `decode_journal`.
+
+    Args:
+        tables: the registry.
+        keys: the columns that every row shares and that rows leave out.
+    """
+
+    def __init__(self, tables: Mapping[str, TableSchema], keys: Mapping[str, Any]) -> None:
+        self._tables = tables
+        self._keys = keys
+        self._pending: dict[str, tuple[tuple[str, ...], list[Sequence[Any]]]] = {}
+        self._chunks: dict[str, list[pa.Table]] = {}
+        self.unknown_tables: dict[str, int] = {}
+        """Table that the registry does not know → rows."""
+        self.unknown_columns: dict[str, set[str]] = {}
+        """Table → columns with values that the registry does not know; complete once `tables` was called."""
+        self.misfits: dict[str, int] = {}
+        """Table → rows whose values do not fit the registry's types; the same."""
+
+    def __call__(self, table: str, names: tuple[str, ...], values: Sequence[Any]) -> None:
+        """Take one row: the names of its columns, and its values in their order."""
+        pending = self._pending.get(table)
+        if pending is None or pending[0] != names:
+            if table not in self._tables:
+                self.unknown_tables[table] = self.unknown_tables.get(table, 0) + 1
+                return
+            self._convert(table)
+            pending = self._pending[table] = names, []
+        pending[1].append(values)
+        if len(pending[1]) >= CHUNK_ROWS:
+            self._convert(table)
+
+    def tables(self) -> dict[str, list[pa.Table]]:
+        """Table → Arrow chunks of everything taken so far, in the registry's columns."""
+        for table in list(self._pending):
+            self._convert(table)
+        return self._chunks
+
+    def _convert(self, table: str) -> None:
+        names, rows = self._pending.pop(table, ((), []))
+        chunks = self._chunks.setdefault(table, [])
+        try:
+            chunks += self._chunk(table, names, rows)
+        except _MISFIT:
+            # One bad row must not take its neighbours along.
+            for row in rows:
+                try:
+                    chunks += self._chunk(table, names, [row])
+                except _MISFIT:
+                    self.misfits[table] = self.misfits.get(table, 0) + 1
+
+    def _chunk(self, table: str, names: tuple[str, ...], rows: Sequence[Sequence[Any]]) -> list[pa.Table]:
+        if not rows:
+            return []
+        columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+        schema, missing = self._tables[table], [None] * len(rows)
+        arrays = [
+            pa.repeat(pa.scalar(self._keys[of.name], of.type), len(rows))
+            if of.name in self._keys
+            else pa.array(columns.get(of.name, missing), type=of.type)
+            for of in schema.arrow
+        ]
+        unknown = {name for name in columns.keys() - schema.name_set if columns[name] != (*missing,)}
+        if unknown:
+            self.unknown_columns.setdefault(table, set()).update(unknown)
+        return [pa.Table.from_arrays(arrays, schema=schema.arrow)]

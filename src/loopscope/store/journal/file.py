@@ -14,8 +14,7 @@ from pathlib import Path
 import msgspec
 
 from loopscope.store.disk import Disk, write_all
-from loopscope.store.journal.frames import encode_frame, encode_frames
-from loopscope.store.journal.header import JournalHeader
+from loopscope.store.journal.frames import JournalHeader, encode_frame, encode_frames
 
 _encode = msgspec.msgpack.Encoder().encode
 _values = msgspec.structs.astuple
@@ -34,11 +33,9 @@ class Journal:
 
     def __init__(self, disk: Disk, path: Path, header: JournalHeader) -> None:
         """Create the file; raises OSError, and leaves no file behind where it can help it."""
-        self._disk = disk
-        self.path = path
+        self._disk, self.path = disk, path
         self.fd = disk.create(path)
-        self.size = 0
-        self.rows = 0
+        self.size = self.rows = 0
         self.dirty = False
         self.named = False
         """True once the folder's entry for the file is on the disk too."""
@@ -100,7 +97,3 @@ class Journal:
         if not self.named:
             self._disk.fsync_dir(self.path.parent)
             self.named = True
-
-    def close(self) -> None:
-        """Close the file; what was written is with the kernel."""
-        self._disk.close(self.fd)

@@ -1,16 +1,21 @@
-"""Frames: the unit of the journal. Marker, ordinal, length, CRC-32, payload.
+"""Frames: the unit of the journal. Marker, ordinal, length, CRC-32, payload. The first one is the journal's header.
 
 A torn or flipped frame costs itself alone: the marker finds the next one, and the ordinals tell how many are
-missing between two good ones. The first frame, the header, looks alike in every format; the checksums of all others
-begin with the format's number, so that a journal of another format holds no good row, even where its header is lost.
+missing between two good ones. The header looks alike in every format; the checksums of all other frames begin with the
+format's number, so that a journal of another format holds no good row, even where its header is lost.
 """
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
+
+import msgspec
+
+from loopscope.store.schema import TableSchema
 
 FORMAT = 3
 """The format of a journal that this version writes and reads; 1 and 2 are refused by name."""
@@ -87,9 +92,7 @@ def _frame_at(data: bytes, position: int) -> Frame | None:
     if marker != MARKER or length > MAX_PAYLOAD or start + length > len(data):
         return None
     payload = data[start : start + length]
-    if _checksum(ordinal, payload) != crc:
-        return None
-    return Frame(ordinal, payload, start + length)
+    return Frame(ordinal, payload, start + length) if _checksum(ordinal, payload) == crc else None
 
 
 def _checksum(ordinal: int, payload: bytes) -> int:
@@ -115,3 +118,49 @@ def _is_torn(data: bytes, position: int) -> bool:
     # A whole last frame whose length was damaged also seems to end too early: its checksum shows it.
     payload = data[position + HEAD_SIZE :]
     return bool(_checksum(ordinal, payload) != crc)
+
+
+class JournalHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """The first frame: enough to read the rows when everything else is gone."""
+
+    format: int = FORMAT
+    run_id: str
+    attempt: int
+    parent_attempt: int | None
+    first_step: int
+    world_size: int
+    writer: str
+    seq: int
+    schemas: dict[str, int]
+    """Table → version of its schema."""
+    loopscope_version: str
+
+
+_decode = msgspec.msgpack.Decoder(JournalHeader).decode
+
+
+def journal_header(data: bytes) -> JournalHeader | None:
+    """What the first frame of a journal's content says; None where it is damaged."""
+    first = next(scan(data), None)
+    if isinstance(first, Frame) and first.ordinal == 0:
+        with contextlib.suppress(msgspec.DecodeError):
+            return _decode(first.payload)
+    return None
+
+
+def refusal(header: JournalHeader, tables: Mapping[str, TableSchema]) -> str:
+    """Why this version does not read the rows of such a journal; empty where it does."""
+    version = header.loopscope_version
+    if header.format != FORMAT:
+        later = " or a later one" if header.format > FORMAT else ""
+        return (
+            f"is a journal of format {header.format}, written by loopscope {version}; this version reads format "
+            f"{FORMAT}. Read and seal it with that version{later}"
+        )
+    old = [name for name, known in tables.items() if header.schemas.get(name, known.version) < known.oldest]
+    if old:
+        said = ", ".join(
+            f"{name} {header.schemas[name]} (read from {tables[name].oldest} on)" for name in old
+        )
+        return f"has older versions of tables, by loopscope {version}: {said}. Read and seal it with that version"
+    return ""

@@ -1,22 +1,25 @@
 """Run directories on other filesystems: sealed parts go up in the background, whole runs come down to be read.
 
 The journal stays on the local disk: object stores cannot append. What is up is always a run that can be read:
-parts appear whole, and what refers to them comes after them.
+parts appear whole, and what refers to them comes after them. What of an address can be checked is checked before
+anything is written.
 """
 
 from __future__ import annotations
 
+import logging
 import secrets
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 import pyarrow as pa
 from pyarrow import fs
 
-from loopscope.errors import ConfigError, NotARunError
+from loopscope.errors import ConfigError, NotARunError, RunExistsError
 from loopscope.store.mirror.snapshot import settled
 from loopscope.store.names import ATTEMPT_PART, ATTEMPTS_DIR, JOURNAL_DIR, MANIFEST, TABLES_DIR
 
@@ -115,9 +118,11 @@ class Remote:
         for name in replaced:
             if self.holds(name):
                 self._get(name, folder / name)
-        names = [*self.sizes(JOURNAL_DIR)]
-        names += settled(self.sizes(TABLES_DIR), self.sizes(TABLES_DIR))
-        names += self.sizes(ATTEMPTS_DIR)
+        names = [
+            *self.sizes(JOURNAL_DIR),
+            *settled(self.sizes(TABLES_DIR), self.sizes(TABLES_DIR)),
+            *self.sizes(ATTEMPTS_DIR),
+        ]
         wanted = [n for n in names if not n.endswith(".tmp") and n not in replaced]
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda name: self._get(name, folder / name), wanted))
@@ -155,3 +160,76 @@ class Remote:
 
     def _is_object_store(self) -> bool:
         return self.filesystem.type_name.rpartition("+")[2].removeprefix("py::") in _OBJECT_STORES
+
+
+_log = logging.getLogger("loopscope.store")
+
+_SECRET = ("key", "secret", "token", "password", "credential", "sig")
+
+
+def check_mirror(address: object) -> str:
+    """The address, if it can be one; no filesystem is asked.
+
+    Raises:
+        ConfigError: it is neither a URL nor an absolute path, or it holds a secret.
+    """
+    if not isinstance(address, str):
+        raise ConfigError(
+            f"mirror is a {type(address).__name__}, expected text: a URL such as s3://bucket/runs/one"
+        )
+    if not address:
+        return address
+    parts = urlsplit(address)
+    secret_names = [
+        name for name, _ in parse_qsl(parts.query) if any(word in name.lower() for word in _SECRET)
+    ]
+    if parts.username or parts.password or secret_names:
+        # The address is stored in run.json and shown in messages.
+        what = f"the option {secret_names[0]!r}" if secret_names else "a user or a password"
+        raise ConfigError(
+            f"mirror names {what} in its address ({parts.scheme}://{parts.hostname or ''}...), expected none: run.json "
+            "keeps the address. Give credentials as the storage's own tools take them, in environment variables."
+        )
+    if not parts.scheme and not Path(address).is_absolute():
+        raise ConfigError(
+            f"mirror is {address!r}, expected a URL such as s3://bucket/runs/one, or an absolute path"
+        )
+    return address
+
+
+def refuse_mirror(address: str, root: Path, run_id: str | None) -> None:
+    """Raise what `find_mirror` raises, but for a remote that cannot be reached now: that is asked again later."""
+    try:
+        find_mirror(address, root, run_id)
+    except RunExistsError:
+        raise
+    except OSError as error:
+        _log.warning("loopscope: %s cannot be reached yet, and is tried again (%s)", address, error)
+
+
+def find_mirror(address: str, root: Path, run_id: str | None) -> Remote:
+    """The remote folder, once it is known that this run may be copied there.
+
+    Args:
+        address: see `check_mirror`.
+        root: the run directory, or where it is going to be.
+        run_id: of the run; None where it is not made yet.
+
+    Raises:
+        ConfigError: no filesystem reads such an address, its package is missing, or it is the run directory itself.
+        RunExistsError: another run lies there.
+        OSError: the remote cannot be reached now.
+    """
+    remote = Remote.of(check_mirror(address))
+    own = root.absolute().resolve()
+    if isinstance(remote.filesystem, fs.LocalFileSystem):
+        theirs = Path(remote.base).resolve()
+        if theirs == own or own in theirs.parents or theirs in own.parents:
+            raise ConfigError(f"mirror is {address!r}, expected a place apart from the run directory {own}")
+    there = remote.run_id()
+    if there is not None and there != run_id:
+        raise RunExistsError(
+            f"{address} already holds a copy of run {there}; expected no other run there. Choose another address for "
+            "`mirror`, or remove that copy."
+        )
+    return remote

@@ -42,17 +42,13 @@ class Uploader:
         on_failure: Callable[[str, int], None],
         only: str | None = None,
     ) -> None:
-        self._root = root
-        self._find = find
+        self._root, self._find, self._only = root, find, only
+        self._retry_s, self._on_failure = retry_s, on_failure
         self._remote: Remote | None = None
         self._begun = False
         self._there: dict[str, int] = {}
-        self._retry_s = retry_s
-        self._on_failure = on_failure
-        self._only = only
         self._done: dict[str, tuple[int, int]] = {}
-        self._wake = threading.Event()
-        self._stop = threading.Event()
+        self._wake, self._stop = threading.Event(), threading.Event()
         self._complete = False
         self.uploaded = 0
         """Files that are up."""

@@ -1,4 +1,4 @@
-"""Sealed Parquet parts: their metadata, and how they are written."""
+"""Sealed Parquet parts: their metadata, how they are encoded and written, and the ledger of what a journal became."""
 
 from __future__ import annotations
 
@@ -7,15 +7,55 @@ import zlib
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from loopscope.store.disk import Disk, write_file
 from loopscope.store.names import JOURNAL_DIR, Segment, table_dir
-from loopscope.store.parts.encodings import parquet_options
 from loopscope.store.schema import TableSchema
+
+_SAMPLE = 4096
+_REPEATS = 0.5
+"""A column whose distinct values are less than this share of its values repeats itself."""
+_SAVES = 0.15
+"""Compression that saves a smaller share is not worth its undoing."""
+_CODEC = "zstd"
+
+
+def parquet_options(schema: pa.Schema, first: pa.Table) -> dict[str, Any]:
+    """Keyword arguments `use_dictionary` and `compression` for a Parquet writer.
+
+    Args:
+        schema: of the file.
+        first: its first rows.
+    """
+    dictionary: list[str] = []
+    compression: dict[str, str] = {}
+    for field in schema:
+        path = f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name
+        repeats, saves = _judge(first[field.name].slice(0, _SAMPLE))
+        if repeats:
+            dictionary.append(path)
+        compression[path] = _CODEC if repeats or saves else "none"
+    return {"use_dictionary": dictionary, "compression": compression}
+
+
+def _judge(column: pa.ChunkedArray) -> tuple[bool, bool]:
+    """(values repeat, compression saves something). Anything but floats is taken to do both."""
+    kind = column.type
+    values = pc.list_flatten(column) if pa.types.is_list(kind) else column
+    if not pa.types.is_floating(values.type):
+        return True, True
+    values = values.drop_null().slice(0, _SAMPLE).combine_chunks()
+    if not len(values) or pc.count_distinct(values).as_py() < _REPEATS * len(values):
+        return True, True
+    raw = values.to_numpy(zero_copy_only=False).tobytes()
+    return False, len(pa.Codec(_CODEC).compress(raw)) < (1 - _SAVES) * len(raw)
+
 
 ROW_GROUP_BYTES = 32 << 20
 """Arrow bytes per row group; under 64 MB in the file even where nothing compresses."""
@@ -40,8 +80,11 @@ class PartMeta(msgspec.Struct, frozen=True, kw_only=True):
 
     def encode(self) -> dict[bytes, bytes]:
         """As Parquet key-value metadata."""
-        members = msgspec.structs.asdict(self).items()
-        return {_PREFIX + name.encode(): str(value).encode() for name, value in members if value is not None}
+        return {
+            _PREFIX + name.encode(): str(value).encode()
+            for name, value in msgspec.structs.asdict(self).items()
+            if value is not None
+        }
 
     @classmethod
     def decode(cls, metadata: dict[bytes, bytes] | None) -> PartMeta:
@@ -67,8 +110,7 @@ def parquet_bytes(schema: pa.Schema, tables: Iterable[pa.Table]) -> memoryview:
     rest = iter(tables)
     first = next(rest, schema.empty_table())
     sink = pa.BufferOutputStream()
-    options = parquet_options(schema, first)
-    with pq.ParquetWriter(sink, schema, write_page_checksum=True, **options) as writer:
+    with pq.ParquetWriter(sink, schema, write_page_checksum=True, **parquet_options(schema, first)) as writer:
         for table in chain([first], rest):
             for group in _row_groups(table):
                 writer.write_table(group, row_group_size=max(1, group.num_rows))
@@ -94,6 +136,20 @@ def write_part(
     return path
 
 
+def conform(table: pa.Table, target: pa.Schema) -> pa.Table:
+    """The table with exactly the target's columns: what is missing is null, what is extra is left out.
+
+    Raises:
+        ValueError: a column's type is not the target's.
+    """
+    there = set(table.column_names)
+    arrays = [table[f.name] if f.name in there else pa.nulls(table.num_rows, f.type) for f in target]
+    for field, array in zip(target, arrays, strict=True):
+        if array.type != field.type:
+            raise ValueError(f"column {field.name!r} is {array.type}, expected {field.type}")
+    return pa.Table.from_arrays(arrays, schema=target)
+
+
 def temporary_for(root: Path, name: str) -> Path:
     """Where a file of a table is written before it is renamed into the table's folder.
 
@@ -112,3 +168,14 @@ def file_crc(path: Path) -> int:
         while taken := file.readinto(buffer):
             crc = zlib.crc32(buffer[:taken], crc)
     return crc
+
+
+class Ledger(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of one segment."""
+
+    rows: dict[str, int]
+    """Table → rows."""
+    crc32: dict[str, str]
+    """Table → CRC-32 of its part, as in the part's name."""
+    lost: int = 0
+    """Rows of the journal that could not be read."""

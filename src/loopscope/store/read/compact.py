@@ -108,20 +108,17 @@ def _compact_table(reader: RunReader, table: str, folder: Path, result: Compacte
     arrow = schema.arrow.with_metadata(meta.encode())
     result.files[table], result.rows[table] = [], 0
     for number, tables in enumerate(_batches(reader, table, file_bytes)):
-        name = f"live-{number:05d}.parquet"
-        content = parquet_bytes(arrow, [pa.concat_tables(tables).combine_chunks()])
-        create_file(LOCAL_DISK, folder / name, content)
+        name, rows = f"live-{number:05d}.parquet", pa.concat_tables(tables).combine_chunks()
+        create_file(LOCAL_DISK, folder / name, parquet_bytes(arrow, [rows]))
         result.files[table].append(result.path / table / name)
-        result.rows[table] += sum(t.num_rows for t in tables)
+        result.rows[table] += rows.num_rows
 
 
 def _batches(reader: RunReader, table: str, file_bytes: int) -> Iterator[list[pa.Table]]:
     """Live rows, as many at a time as go into one file."""
     pending: list[pa.Table] = []
     size = 0
-    for piece in reader.iterate(table):
-        if not piece.num_rows:
-            continue
+    for piece in (piece for piece in reader.iterate(table) if piece.num_rows):
         pending.append(piece)
         size += piece.nbytes
         if size >= file_bytes:
@@ -142,9 +139,7 @@ def adopt_into_delta(compacted: Compacted) -> dict[str, int]:
     except ImportError:
         raise StoreError("deltalake is not installed; `pip install deltalake`") from None
     versions = {}
-    for table in compacted.files:
-        if not compacted.files[table]:
-            continue
+    for table in (table for table, files in compacted.files.items() if files):
         path = compacted.path / table
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(path / "_delta_log")

@@ -1,4 +1,4 @@
-"""The files of a run directory: journals, ledgers, parts, and what does not belong there."""
+"""The files of a run directory: journals, ledgers, parts, and what does not belong there; what makes a part right."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pyarrow.parquet as pq
+
+from loopscope.errors import SchemaError
 from loopscope.store.checksum import decode_document
 from loopscope.store.journal.file import read_journal
 from loopscope.store.names import (
@@ -19,7 +22,7 @@ from loopscope.store.names import (
     parse_ledger,
     parse_part,
 )
-from loopscope.store.parts.ledger import Ledger
+from loopscope.store.parts.parquet import Ledger, PartMeta, file_crc
 from loopscope.store.schema import TableSchema
 
 
@@ -132,8 +135,11 @@ def _scan_table(files: RunFiles, table: str, folder: Path) -> None:
             continue
         part = SealedPart(path, table, *parsed)
         if (first := chosen.setdefault(part.segment, part)) is not part:
-            text = f"holds the same rows as {first.path.name}; only that one is read"
-            files.problems.append(Problem("part", part.where, text, 0))
+            files.problems.append(
+                Problem(
+                    "part", part.where, f"holds the same rows as {first.path.name}; only that one is read", 0
+                )
+            )
     if chosen:
         files.parts[table] = [chosen[s] for s in sorted(chosen)]
 
@@ -160,3 +166,47 @@ def last_seq(root: Path, attempt: int, writer: str) -> int:
     names += [p.name[5:] for p in (root / TABLES_DIR).glob(f"*/part-{prefix}*")]
     numbers = [n[len(prefix) :].split("-")[0].split(".")[0] for n in names]
     return max([0, *(int(n) for n in numbers if n.isdigit())])
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedPart:
+    """The metadata and the columns of a part that passed every check."""
+
+    meta: PartMeta
+    columns: frozenset[str]
+    """Names of its columns, known to the registry or not."""
+
+
+def verify_part(part: SealedPart, run_id: str, schema: TableSchema | None) -> VerifiedPart:
+    """The part's metadata and columns, once its checksum, its name and its types were found to be right.
+
+    Raises:
+        SchemaError: its table's version is older than what this version of loopscope reads.
+        ValueError: the part does not pass; the text says why.
+        OSError: it cannot be read.
+    """
+    found = file_crc(part.path)
+    if found != part.crc:
+        raise ValueError(f"the CRC-32 of its content is {found:08x}, its name says {part.crc:08x}")
+    arrow = pq.read_schema(part.path)
+    meta = PartMeta.decode(arrow.metadata)
+    said = (meta.table, meta.run_id, meta.attempt, meta.writer, meta.seq)
+    named = (part.table, run_id, part.segment.attempt, part.segment.writer, part.segment.seq)
+    if said != named:
+        raise ValueError(
+            f"its name and its metadata disagree: the metadata says {said}, expected {named} "
+            "(table, run, attempt, writer, seq)"
+        )
+    if schema is not None and meta.schema_version < schema.oldest:
+        raise SchemaError(
+            f"holds table {part.table!r} at schema version {meta.schema_version}, written by loopscope "
+            f"{meta.loopscope_version}; this version reads version {schema.oldest} and later. Read or compact the run "
+            "with the version that wrote it"
+        )
+    if schema is not None and not arrow.equals(schema.arrow):
+        for field in schema.arrow:
+            index = arrow.get_field_index(field.name)
+            if index >= 0 and arrow.field(index).type != field.type:
+                got = arrow.field(index).type
+                raise ValueError(f"its column {field.name!r} is {got}, expected {field.type}")
+    return VerifiedPart(meta, frozenset(arrow.names))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,12 +21,19 @@ from loopscope.store.attempts import (
     merge_attempts,
     read_attempts,
 )
-from loopscope.store.journal.columns import JournalColumns
-from loopscope.store.journal.decode import decode_journal, holds_row_of
+from loopscope.store.journal.decode import JournalColumns, decode_journal, holds_row_of
 from loopscope.store.manifest import LAYOUT, Attempt, Manifest, read_manifest
 from loopscope.store.names import JOURNAL_DIR, MANIFEST, TABLES_DIR, Segment
-from loopscope.store.read.files import Problem, RunFiles, SealedPart, attempts_with_progress, scan_files
-from loopscope.store.read.part_verification import VerifiedPart, verify_part
+from loopscope.store.parts.parquet import conform
+from loopscope.store.read.files import (
+    Problem,
+    RunFiles,
+    SealedPart,
+    VerifiedPart,
+    attempts_with_progress,
+    scan_files,
+    verify_part,
+)
 from loopscope.store.read.rebuild import rebuild_manifest
 from loopscope.store.schema import TableSchema
 from loopscope.store.tables import TABLES
@@ -111,14 +119,11 @@ class RunReader:
         needed = wanted if not live or "step" in wanted else [*wanted, "step"]
         target = pa.schema([schema.arrow.field(c) for c in needed])
         for part in self.parts(table, live=live):
-            piece = self._read_part(part, target)
-            if piece is not None:
-                piece = self.only_live(piece, part.segment.attempt) if live else piece
-                yield piece.select(wanted)
+            if (piece := self._read_part(part, target)) is not None:
+                yield (self.only_live(piece, part.segment.attempt) if live else piece).select(wanted)
         for attempt, chunk in self.journal_rows(table, live=live):
             piece = chunk.select(needed)
-            piece = self.only_live(piece, attempt) if live else piece
-            yield piece.select(wanted)
+            yield (self.only_live(piece, attempt) if live else piece).select(wanted)
 
     def schema(self, table: str) -> TableSchema:
         """The registry's entry.
@@ -154,18 +159,17 @@ class RunReader:
     def journal_rows(self, table: str, *, live: bool = True) -> list[tuple[int, pa.Table]]:
         """(attempt, rows) of what is not sealed yet; a segment whose part is there and whole is left out."""
         sealed = {p.segment for p in self.files.parts.get(table, ()) if self._verify(p) is not None}
-        found = []
-        for segment in sorted(self.files.journals):
-            if segment in sealed or (live and segment.attempt not in self.live):
-                continue
-            found += [(segment.attempt, chunk) for chunk in self._rows_of(segment).get(table, ())]
-        return found
+        return [
+            (segment.attempt, chunk)
+            for segment in sorted(self.files.journals)
+            if segment not in sealed and (not live or segment.attempt in self.live)
+            for chunk in self._rows_of(segment).get(table, ())
+        ]
 
     def check_all(self) -> list[Problem]:
         """Check every file, and return all problems."""
-        for table in self.files.parts:
-            for part in self.files.parts[table]:
-                self._verify(part)
+        for part in chain.from_iterable(self.files.parts.values()):
+            self._verify(part)
         for segment in self.files.journals:
             self._rows_of(segment)
         if not self._checked_missing:
@@ -201,8 +205,12 @@ class RunReader:
         version = verified.meta.schema_version
         if schema is not None and version > schema.version:
             extra = ", ".join(sorted(verified.columns - schema.name_set)) or "none"
-            text = f"has schema version {version}, this loopscope knows {schema.version}; columns left out: {extra}"
-            self._problem("schema", part.where, text, 0)
+            self._problem(
+                "schema",
+                part.where,
+                f"has schema version {version}, this loopscope knows {schema.version}; columns left out: {extra}",
+                0,
+            )
         self._lost_in_sealing(part.segment, verified.meta.lost_rows)
         return verified
 
@@ -266,8 +274,11 @@ class RunReader:
             self._problem("journal", where, "; ".join(content.faults), content.lost)
         rows = columns.tables()
         for table, count in columns.unknown_tables.items():
-            text = f"holds {count} row(s) of table {table!r}, which this loopscope does not know"
-            self._problem("schema", where, text)
+            self._problem(
+                "schema",
+                where,
+                f"holds {count} row(s) of table {table!r}, which this loopscope does not know",
+            )
         for table, names in columns.unknown_columns.items():
             text = (
                 f"{table}: columns left out, which this loopscope does not know: {', '.join(sorted(names))}"
@@ -288,8 +299,11 @@ class RunReader:
                 if isinstance(error, NotARunError):
                     raise
                 raise NotARunError(f"{error}; and no row was found to rebuild it from") from None
-            text = f"missing or invalid ({error}); identity and attempts were rebuilt from the rows"
-            self._problem("manifest", MANIFEST, text)
+            self._problem(
+                "manifest",
+                MANIFEST,
+                f"missing or invalid ({error}); identity and attempts were rebuilt from the rows",
+            )
             return rebuilt
         if manifest.format > LAYOUT:
             text = (
@@ -302,38 +316,24 @@ class RunReader:
     def _attempts(self) -> list[Attempt]:
         found, faults = read_attempts(self.root)
         attempts = merge_attempts(found, self.manifest.attempts)
-        there = {p.segment.attempt for parts in self.files.parts.values() for p in parts}
-        there |= {s.attempt for s in self.files.journals}
+        there = {
+            p.segment for p in chain.from_iterable(self.files.parts.values())
+        } | self.files.journals.keys()
+        lost = sorted({segment.attempt for segment in there} - {a.attempt for a in attempts})
         faults += chain_faults(attempts)
-        for number in sorted(there - {a.attempt for a in attempts}):
-            faults.append(f"attempt {number} has rows but is recorded nowhere; its rows are not live")
+        faults += [f"attempt {n} has rows but is recorded nowhere; its rows are not live" for n in lost]
         for fault in faults:
             self._problem("attempt", "attempts", fault)
         for segment, ledger in sorted(self.files.ledgers.items()):
             self._lost_in_sealing(segment, ledger.lost)
         for name in self.files.damaged:
-            text = "was sealed although some of it could not be read; kept for inspection"
-            self._problem("journal", f"{JOURNAL_DIR}/{name}", text, 0)
+            self._problem(
+                "journal",
+                f"{JOURNAL_DIR}/{name}",
+                "was sealed although some of it could not be read; kept for inspection",
+                0,
+            )
         return attempts
-
-
-def conform(table: pa.Table, target: pa.Schema) -> pa.Table:
-    """The table with exactly the target's columns: what is missing is null, what is extra is left out.
-
-    Raises:
-        ValueError: a column's type is not the target's.
-    """
-    arrays = []
-    there = set(table.column_names)
-    for field in target:
-        if field.name not in there:
-            arrays.append(pa.nulls(table.num_rows, field.type))
-            continue
-        column = table[field.name]
-        if column.type != field.type:
-            raise ValueError(f"column {field.name!r} is {column.type}, expected {field.type}")
-        arrays.append(column)
-    return pa.Table.from_arrays(arrays, schema=target)
 
 
 def read_table(path: str | Path, name: str, *, live: bool = True) -> pa.Table:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from loopscope.store.journal.header import JournalHeader, journal_header, refusal
+from loopscope.store.journal.frames import JournalHeader, journal_header, refusal
 from loopscope.store.manifest import Attempt, Manifest
 from loopscope.store.parts.parquet import PartMeta
 from loopscope.store.read.files import RunFiles

@@ -48,8 +48,9 @@ def verify_run(root: Path) -> Verification:
     # Read first: what it is compared with may be newer then, in a run that is being written, and never older.
     attempt_table = _read_attempt_table(root)
     reader = RunReader(root)
-    found = Verification(journals=len(reader.files.journals))
-    found.parts = sum(len(p) for p in reader.files.parts.values())
+    found = Verification(
+        journals=len(reader.files.journals), parts=sum(map(len, reader.files.parts.values()))
+    )
     for table in reader.tables:
         keys = reader.schema(table).primary_key
         rows = reader.read(table, live=False, columns=[*keys] or ["step"])
@@ -69,8 +70,13 @@ def verify_run(root: Path) -> Verification:
             Problem("live", ATTEMPT_TABLE, text, 0 if wrong else None)
         )
     if reader.manifest.rebuilt and not any(p.kind == "manifest" for p in found.problems):
-        text = "was rebuilt from the rows after it was lost: it lacks names, configuration and versions"
-        found.notes.append(Problem("manifest", MANIFEST, text))
+        found.notes.append(
+            Problem(
+                "manifest",
+                MANIFEST,
+                "was rebuilt from the rows after it was lost: it lacks names, configuration and versions",
+            )
+        )
     return found
 
 
@@ -93,8 +99,10 @@ def _missing_segments(reader: RunReader) -> list[Problem]:
     if missing:
         # Files come in while they are listed: one listing may show a file and lack an older one.
         missing = sorted(set(missing) - _segments(scan_files(reader.root)))
-    text = "neither it nor its parts are there"
-    return [Problem("journal", f"{JOURNAL_DIR}/{segment.journal}", text) for segment in missing]
+    return [
+        Problem("journal", f"{JOURNAL_DIR}/{segment.journal}", "neither it nor its parts are there")
+        for segment in missing
+    ]
 
 
 def _segments(files: RunFiles) -> set[Segment]:

@@ -11,13 +11,11 @@ from typing import Any
 from loopscope.errors import SchemaError, StoreError
 from loopscope.store.checksum import encode_document
 from loopscope.store.disk import LOCAL_DISK, Disk, write_file
-from loopscope.store.journal.columns import JournalColumns
-from loopscope.store.journal.decode import decode_journal
+from loopscope.store.journal.decode import JournalColumns, decode_journal
 from loopscope.store.journal.file import read_journal
-from loopscope.store.journal.header import JournalHeader, journal_header
+from loopscope.store.journal.frames import JournalHeader, journal_header
 from loopscope.store.names import JOURNAL_DIR, Segment, parse_journal, parse_part, table_dir
-from loopscope.store.parts.ledger import Ledger
-from loopscope.store.parts.parquet import PartMeta, file_crc, write_part
+from loopscope.store.parts.parquet import Ledger, PartMeta, file_crc, write_part
 from loopscope.store.schema import TableSchema
 from loopscope.store.tables import TABLES
 

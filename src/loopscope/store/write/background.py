@@ -25,8 +25,7 @@ class BackgroundThread:
     """Runs tasks every `tick_s` and seals the journals that were announced. Errors are kept as text, never raised."""
 
     def __init__(self, root: Path, options: StoreOptions) -> None:
-        self._root = root
-        self._options = options
+        self._root, self._options = root, options
         self._tasks: list[Task] = []
         self._waiting: list[str] = []
         self._sealing: list[str] = []

@@ -18,7 +18,7 @@ import msgspec
 from loopscope.errors import SchemaError, StoreError
 from loopscope.store.disk import Disk
 from loopscope.store.journal.file import Journal
-from loopscope.store.journal.header import JournalHeader
+from loopscope.store.journal.frames import JournalHeader
 from loopscope.store.locks import Lock
 from loopscope.store.names import JOURNAL_DIR, Segment
 from loopscope.store.options import StoreOptions
@@ -55,15 +55,9 @@ class JournalWriter:
         on_closed: Callable[[JournalWriter], None],
         seal_on_close: Callable[[JournalWriter], None],
     ) -> None:
-        self._root = root
-        self._header = header
-        self._tables = tables
-        self._disk = disk
-        self._lock = lock
-        self._options = options
-        self._on_rotated = on_rotated
-        self._on_closed = on_closed
-        self._seal_on_close = seal_on_close
+        self._root, self._header, self._tables = root, header, tables
+        self._disk, self._lock, self._options = disk, lock, options
+        self._on_rotated, self._on_closed, self._seal_on_close = on_rotated, on_closed, seal_on_close
         self._mutex = threading.Lock()
         self._pid = os.getpid()
         self._journal: Journal | None = None
@@ -75,8 +69,7 @@ class JournalWriter:
         self._opened = self._synced = time.monotonic()
         self._reported = {"dropped_rows": 0, "fsync_failed": 0}
         self.on_error: OnError = options.on_error
-        self.run_id = header.run_id
-        self.attempt = header.attempt
+        self.run_id, self.attempt = header.run_id, header.attempt
         self.name = header.writer
         """The writer's name in file names."""
         self.closed = False
@@ -254,9 +247,7 @@ class JournalWriter:
             self._disk.close(journal.fd)
 
     def _write(self, table: str, rows: Sequence[Any]) -> None:
-        journal = self._journal
-        if journal is None:
-            journal = self._begin_journal()
+        journal = self._journal or self._begin_journal()
         journal.append(table, rows)
         self.last_step = rows[-1].step
         if journal.size >= self._options.rotate_bytes:

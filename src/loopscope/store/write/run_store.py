@@ -18,18 +18,17 @@ from loopscope.errors import StoreError
 from loopscope.store.attempts import create_attempt, find_attempt, merge_attempts, new_attempt, read_attempts
 from loopscope.store.disk import LOCAL_DISK, Disk, writing_into
 from loopscope.store.ids import this_process, uuid7
-from loopscope.store.journal.header import JournalHeader
+from loopscope.store.journal.frames import JournalHeader
 from loopscope.store.locks import Lock, take_lock
 from loopscope.store.manifest import LAYOUT, Attempt, Manifest, read_manifest, refuse_existing, write_manifest
-from loopscope.store.mirror.address import find_mirror, refuse_mirror
-from loopscope.store.mirror.remote import Remote
+from loopscope.store.mirror.remote import Remote, find_mirror, refuse_mirror
 from loopscope.store.mirror.uploader import Uploader
 from loopscope.store.names import ATTEMPTS_DIR, JOURNAL_DIR, TABLES_DIR, check_writer
 from loopscope.store.options import StoreOptions
 from loopscope.store.read.files import last_seq
 from loopscope.store.schema import TableSchema
-from loopscope.store.seal.abandoned_writers import AbandonedWriters, sweep
 from loopscope.store.seal.attempt_table import refresh_attempt_table
+from loopscope.store.seal.seal_run import AbandonedWriters, sweep
 from loopscope.store.seal.sealer import seal_all
 from loopscope.store.tables import TABLES
 from loopscope.store.write.background import BackgroundThread
@@ -51,8 +50,7 @@ class RunStore:
         self.path = root
         self.manifest = manifest
         self.options = options
-        self._disk = disk
-        self._tables = tables
+        self._disk, self._tables = disk, tables
         self._owner: Lock | None = None
         self._writers: list[JournalWriter] = []
         self._uploader: Uploader | None = None
@@ -101,8 +99,13 @@ class RunStore:
             if isinstance(remote, str)
             else lambda: remote
         )
-        retry_s, on_failure = self.options.retry_s, self._note_failed_upload
-        self._uploader = Uploader(self.path, find, retry_s=retry_s, on_failure=on_failure, only=only)
+        self._uploader = Uploader(
+            self.path,
+            find,
+            retry_s=self.options.retry_s,
+            on_failure=self._note_failed_upload,
+            only=only,
+        )
         self._background.on_sealed = self._uploader.wake
         self._uploader.wake()
 
@@ -310,8 +313,8 @@ class RunStore:
         self.close()
 
     def _lock(self, name: str) -> Lock:
-        folder, grace_s = self.path / JOURNAL_DIR, self.options.grace_s
-        return take_lock(self._disk, folder, name, self.run_id, grace_s=grace_s)
+        folder = self.path / JOURNAL_DIR
+        return take_lock(self._disk, folder, name, self.run_id, grace_s=self.options.grace_s)
 
     def _own(self, lock: Lock) -> None:
         self._owner = lock
