@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 from jaxtyping import install_import_hook
+from rank_processes import RankProcesses
 
 # Only packages whose functions take and return tensors; everything else is mypy's business.
 _CHECKED = ("loopscope.metrics", "loopscope.trace")
@@ -40,3 +41,11 @@ def _no_service_left_behind() -> Iterator[None]:
     yield
     if _WANDB_SERVICE is None:
         os.environ.pop("WANDB_SERVICE", None)
+
+
+@pytest.fixture(scope="session")
+def rank_processes() -> Iterator[RankProcesses]:
+    """Runs scripts on ranks; torch and torchtitan are imported once for all of them."""
+    processes = RankProcesses()
+    yield processes
+    processes.close()
