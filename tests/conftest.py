@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 from jaxtyping import install_import_hook
+
 from rank_processes import RankProcesses
 
 # Only packages whose functions take and return tensors; everything else is mypy's business.

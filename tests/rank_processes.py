@@ -23,7 +23,8 @@ class RankProcesses:
         if self._server is None:
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
             self._server = subprocess.Popen(
-                [sys.executable, str(_SERVER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+                [sys.executable, str(_SERVER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                env=environment,
             )  # fmt: skip
         server = self._server
         assert server.stdin is not None
