@@ -5,18 +5,34 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from jaxtyping import config as shape_checks
 from jaxtyping import install_import_hook
 
 from rank_processes import RankProcesses
+
+_HERE = Path(__file__).parent
 
 # Only packages whose functions take and return tensors; everything else is mypy's business.
 _CHECKED = ("loopscope.metrics", "loopscope.trace")
 
 # Held for the whole session: the hook must be in place before the first import of these packages.
 _HOOK = install_import_hook(_CHECKED, "beartype.beartype")
+
+# Where tensors are what a test is about. Elsewhere trainings of hundreds of steps would check the same calls again and
+# again, which takes longer than the trainings themselves.
+_CHECKED_IN = {"capture", "cases", "collect", "metrics", "probe", "trace"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before any fixture: a run that tests share is made under the same rule as they."""
+    room = item.path.relative_to(_HERE).parts[0] if item.path.is_relative_to(_HERE) else ""
+    shape_checks.update("jaxtyping_disable", room not in _CHECKED_IN)
+
 
 # A change must not fail for an input that another change's run happened upon: continuous integration tries the
 # same examples every time, everybody else new ones. No example has a deadline: a busy machine is not a fault.
