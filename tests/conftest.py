@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 from jaxtyping import config as shape_checks
 from jaxtyping import install_import_hook
+from xdist.scheduler import LoadFileScheduling
 
 from rank_processes import RankProcesses
 
@@ -21,6 +24,32 @@ _CHECKED = ("loopscope.metrics", "loopscope.trace")
 
 # Held for the whole session: the hook must be in place before the first import of these packages.
 _HOOK = install_import_hook(_CHECKED, "beartype.beartype")
+
+
+@cache
+def _with_ranks(path: Path) -> bool:
+    return path.suffix == ".py" and "pytest.mark.ranks" in path.read_text(encoding="utf-8")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with ranks come first, since they take longest."""
+    items.sort(key=lambda item: not _with_ranks(item.path))
+
+
+class _Scheduling(LoadFileScheduling):
+    """For several workers: a file's tests stay together, and so do all files with ranks.
+
+    The worker that gets these imports what ranks need once.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return "ranks" if _with_ranks(self.config.rootpath / file) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    return _Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
+
 
 # Where tensors are what a test is about. Elsewhere trainings of hundreds of steps would check the same calls again and
 # again, which takes longer than the trainings themselves.
