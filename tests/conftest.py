@@ -67,7 +67,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 # same examples every time, everybody else new ones. No example has a deadline: a busy machine is not a fault.
 settings.register_profile("everybody", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
-settings.load_profile("ci" if os.environ.get("CI") else "everybody")
+settings.register_profile("long", deadline=None, max_examples=1000)
+settings.load_profile(os.environ.get("LOOPSCOPE_EXAMPLES") or ("ci" if os.environ.get("CI") else "everybody"))
 
 # A shell ignores Ctrl-C for what it starts in the background, and a process inherits that: tests of Ctrl-C would wait
 # for what never comes.
