@@ -74,15 +74,22 @@ def _run(codes: list[str], refused: set[str]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def alerts(tmp_path_factory: pytest.TempPathFactory) -> str:
+def of_a_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What asks a run, by name."""
     shape = Shape(steps=1500, every=10, loops=2, layers=1)
-    run = generated_run(tmp_path_factory.mktemp("alerts") / "run", shape)
-    return f"{_MAIN}assert main(['alerts', {str(run)!r}]) == 0"
+    run = str(generated_run(tmp_path_factory.mktemp("imports") / "run", shape))
+    count = "select count(*) from loss"
+    return {
+        "alerts": f"{_MAIN}assert main(['alerts', {run!r}]) == 0",
+        "reading": f"from loopscope import open_run; r = open_run({run!r}); r.problems; "
+        f"assert r.sql({count!r}).fetchall() == [(1500,)]",
+    }
 
 
 @pytest.fixture(scope="module")
-def results(alerts: str) -> dict[str, Any]:
-    return _run([*NEEDS_NOTHING, *map(_help, VERBS), TOY, alerts], FRAMEWORKS | NOT_FOR_READERS)
+def results(of_a_run: dict[str, str]) -> dict[str, Any]:
+    codes = [*NEEDS_NOTHING, *map(_help, VERBS), TOY, *of_a_run.values()]
+    return _run(codes, FRAMEWORKS | NOT_FOR_READERS)
 
 
 @pytest.mark.parametrize("code", NEEDS_NOTHING)
@@ -97,8 +104,10 @@ def test_help_of_a_verb_needs_no_torch(verb: str, results: dict[str, Any]) -> No
     assert "--help" in done["out"]
 
 
-def test_alerts_of_a_run_need_no_torch(alerts: str, results: dict[str, Any]) -> None:
-    assert results[alerts]["status"] == 0, results[alerts]["err"]
+@pytest.mark.parametrize("name", ["alerts", "reading"])
+def test_what_asks_a_run_needs_no_torch(name: str, of_a_run: dict[str, str], results: dict[str, Any]) -> None:
+    done = results[of_a_run[name]]
+    assert (done["status"], done["loaded"]) == (0, []), done["err"]
 
 
 def test_a_verb_that_needs_torch_says_what_to_install(results: dict[str, Any]) -> None:
