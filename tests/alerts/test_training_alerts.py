@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -54,7 +53,7 @@ def flags_of(heard: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(tmp_path_factory, rank_processes):
     """(folder of the runs, what was printed, what the command heard in the first attempt, and in the second)."""
     folder = tmp_path_factory.mktemp("told")
     source = folder / "text.txt"
@@ -67,12 +66,8 @@ def runs(tmp_path_factory):
         arguments(folder / "with", text, STEPS + 2, *flags_of(heard)),
     ]
     (folder / "plan.json").write_text(json.dumps(plan))
-    done = subprocess.run(
-        [sys.executable, str(DRIVER), str(folder / "plan.json")],
-        capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=280, check=False,
-    )  # fmt: skip
-    printed = done.stdout + done.stderr
-    assert done.returncode == 0, printed[-4000:]
+    statuses, printed = rank_processes.run(DRIVER, str(folder / "plan.json"), ranks=1)
+    assert statuses == [0], printed[-4000:]
     notices = [json.loads(line) for line in heard.read_text().splitlines()]
     by_attempt = [[n for n in notices if n["attempt"] == number] for number in (1, 2)]
     return folder, printed, *by_attempt

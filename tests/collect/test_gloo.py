@@ -1,9 +1,5 @@
 """Two real ranks: different data, one set of global rows, and no hang when one of them sees nothing."""
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,37 +11,7 @@ from loopscope import open_run, reduce_trace
 pytestmark = pytest.mark.ranks
 
 
-def _run(out, kind):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {
-        **os.environ,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": "2",
-        "OMP_NUM_THREADS": "1",
-    }
-    script = str(Path(__file__).with_name("rank_worker.py"))
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, script, str(out), kind],
-            env={**environment, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    try:
-        for rank in ranks:
-            text, _ = rank.communicate(timeout=200)
-            assert rank.returncode == 0, text
-    finally:
-        for rank in ranks:
-            if rank.poll() is None:
-                rank.kill()
-    return open_run(out)
+WORKER = Path(__file__).with_name("rank_worker.py")
 
 
 def _steps(run, table, order):
@@ -54,8 +20,10 @@ def _steps(run, table, order):
 
 
 @pytest.mark.parametrize("kind", ["clean", "empty", "error"])
-def test_two_ranks(tmp_path, kind):
-    run = _run(tmp_path / "run", kind)
+def test_two_ranks(tmp_path, kind, rank_processes):
+    statuses, output = rank_processes.run(WORKER, str(tmp_path / "run"), kind, ranks=2)
+    assert statuses == [0, 0], output
+    run = open_run(tmp_path / "run")
     net = model()
     router = _steps(run, "router", ("unrolled_pos",))
     for step in range(1, STEPS + 1):

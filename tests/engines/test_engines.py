@@ -109,6 +109,7 @@ def test_daft(dataset: tuple[list[Path], bool], run_ids: tuple[str, str], oracle
     same(ask_daft(dataset[0], run_ids, join=dataset[1]), oracle)
 
 
+@pytest.mark.long
 def test_spark(
     dataset: tuple[list[Path], bool], run_ids: tuple[str, str], oracle: Answers, spark: Any
 ) -> None:

@@ -17,20 +17,31 @@ _TRAIN = """
 import shutil, sys
 import sample_runs as s
 small = {"steps": 16, "trace_every": 4, "probe_every": 16, "loops": 3}
-for name, recipe in {
+recipes = {
     "whole": s.Recipe(deep=True, **small), "a-0": s.Recipe(**small), "a-1": s.Recipe(seed=1, **small),
     "b-0": s.Recipe(block="plain", **small), "b-1": s.Recipe(block="plain", seed=1, **small),
-}.items():
-    shutil.copytree(s.train(name, recipe), f"{sys.argv[1]}/{name}")
+}
+for name in sys.argv[2:]:
+    shutil.copytree(s.train(name, recipes[name]), f"{sys.argv[1]}/{name}")
 """
+
+
+def _train(root: Path, *names: str) -> Path:
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-c", _TRAIN, str(root), *names]
+    subprocess.run(command, cwd=FOLDER, env=environment, check=True)
+    return root
+
+
+@pytest.fixture(scope="module")
+def one_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that holds the run "whole"."""
+    return _train(tmp_path_factory.mktemp("run"), "whole")
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("runs")
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    subprocess.run([sys.executable, "-c", _TRAIN, str(root)], cwd=FOLDER, env=environment, check=True)
-    return root
+    return _train(tmp_path_factory.mktemp("runs"), "whole", "a-0", "a-1", "b-0", "b-1")
 
 
 def lying_about() -> dict[str, float]:
@@ -39,10 +50,14 @@ def lying_about() -> dict[str, float]:
     return found | {str(path): 0.0 for path in FOLDER.parent.iterdir() if not path.name.startswith(".")}
 
 
+def test_a_run_is_read_without_torch_and_nothing_is_left(one_run: Path, tmp_path: Path) -> None:
+    read_without_torch("first_look", {"LOOPSCOPE_RUN": "whole"}, one_run, tmp_path)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "given"),
     [
-        ("first_look", {"LOOPSCOPE_RUN": "whole"}),
         ("is_my_loop_converging", {"LOOPSCOPE_RUN": "whole"}),
         ("which_experts_die", {"LOOPSCOPE_RUN": "whole"}),
         ("comparing_two_runs", {"LOOPSCOPE_RUN": "a-*", "LOOPSCOPE_OTHER": "b-*"}),
@@ -52,6 +67,10 @@ def lying_about() -> dict[str, float]:
 def test_runs_are_read_without_torch_and_nothing_is_left(
     name: str, given: dict[str, str], runs: Path, tmp_path: Path
 ) -> None:
+    read_without_torch(name, given, runs, tmp_path)
+
+
+def read_without_torch(name: str, given: dict[str, str], runs: Path, tmp_path: Path) -> None:
     before = lying_about()
     # Spark is the engines' test; starting Java here would test nothing else.
     said = execute(
@@ -66,6 +85,7 @@ def test_runs_are_read_without_torch_and_nothing_is_left(
     assert not list((tmp_path / "tmp").glob("loopscope-notebook-*"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["first_look", "is_my_loop_converging", "which_experts_die"])
 def test_a_run_with_losses_alone_is_no_error(name: str, tmp_path: Path) -> None:
     path = tmp_path / "run"
@@ -82,6 +102,7 @@ def test_a_run_with_losses_alone_is_no_error(name: str, tmp_path: Path) -> None:
     execute(name, tmp_path, without=("torch",), LOOPSCOPE_RUN=str(path))
 
 
+@pytest.mark.long
 def test_two_single_runs_are_compared_and_the_missing_spread_is_said(runs: Path, tmp_path: Path) -> None:
     one, other = str(runs / "a-0"), str(runs / "b-0")
     said = execute(
@@ -97,6 +118,7 @@ def test_without_a_run_and_without_torch_it_says_so(tmp_path: Path) -> None:
         execute("first_look", tmp_path, without=("torch",))
 
 
+@pytest.mark.long
 def test_the_newest_run_is_taken(runs: Path, tmp_path: Path) -> None:
     newest = tmp_path / "runs" / "newest"
     newest.parent.mkdir()
@@ -105,6 +127,7 @@ def test_the_newest_run_is_taken(runs: Path, tmp_path: Path) -> None:
     assert said.startswith("whole, begun")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ["pass", "os.kill(os.getpid(), 9)"])
 def test_what_a_notebook_made_goes_with_its_process_however_it_ends(end: str, tmp_path: Path) -> None:
     code = (

@@ -10,8 +10,9 @@ from loopscope.store import RunStore
 CORPUS = {"aggregation_scope": "global", "corpus_name": "core", "corpus_hash": "a" * 64}
 
 
-@pytest.fixture
-def page(tmp_path, no_bundle):
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    tmp_path = tmp_path_factory.mktemp("deep")
     with RunStore.create(tmp_path / "run") as store:
         writer = store.writer(attempt=store.claim_attempt(first_step=1), on_error="raise")
         for step in (10, 20):
@@ -40,7 +41,9 @@ def page(tmp_path, no_bundle):
                 found["null_reasons"] = None if value else '{"value": "not_applicable"}'
                 writer.append("probe_specialisation", CORPUS | at | found)
             writer.append("probe_saturation", CORPUS | at | {"from_step": 10, "saturation": 0.75})
-    write_report([open_run(tmp_path / "run")], tmp_path / "report.html")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("loopscope.report.page.script_bundle", lambda: "")
+        write_report([open_run(tmp_path / "run")], tmp_path / "report.html")
     return Page(tmp_path / "report.html")
 
 

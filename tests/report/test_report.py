@@ -33,6 +33,44 @@ def healthy(tmp_path_factory):
     return generated_run(tmp_path_factory.mktemp("runs") / "healthy", SHAPE)
 
 
+@pytest.fixture(scope="module")
+def shown(healthy, tmp_path_factory):
+    """The healthy run's page, and what it was made of."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("loopscope.report.page.script_bundle", lambda: "")
+        return written(tmp_path_factory.mktemp("shown"), healthy)
+
+
+VISITS = SHAPE.loops * SHAPE.layers + 2
+ROUTER_ROWS = SHAPE.steps // SHAPE.every * VISITS
+TRANSITIONS = SHAPE.steps // SHAPE.every * (SHAPE.loops - 1) * SHAPE.layers
+
+
+@pytest.fixture(scope="module")
+def changed(tmp_path_factory):
+    """The page of a run with missing values, empty experts and a loss that jumps, each in columns of its own."""
+    fourth = np.arange(ROUTER_ROWS) % VISITS == 3
+    everywhere = {"margin_p50": "not_applicable"}
+    at_the_fourth = json.dumps({**everywhere, "z_mean": "nonfinite"})
+    task = np.full(SHAPE.steps, 3.0)
+    task[40], task[-1] = 1.25, 7.5
+    changes = {
+        "router": {
+            "z_mean": np.where(fourth, None, 0.2).tolist(),
+            "margin_p50": pa.nulls(ROUTER_ROWS, pa.float64()),
+            "null_reasons": np.where(fourth, at_the_fourth, json.dumps(everywhere)).tolist(),
+            "expert_count": np.tile([0, 300, 100, 100, 100, 100, 100, 0], (ROUTER_ROWS, 1)).tolist(),
+        },
+        "transition": {"growth": [None, *[1.2] * (TRANSITIONS - 1)]},
+        "loss": {"task_loss": task},
+    }
+    folder = tmp_path_factory.mktemp("changed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("loopscope.report.page.script_bundle", lambda: "")
+        page, _ = written(folder, generated_run(folder / "run", replace(SHAPE, changes=changes)))
+    return page
+
+
 def test_nothing_outside_the_file_is_needed(healthy, tmp_path):
     # With the real script: its own addresses are names of schemas, and the policy forbids every request.
     page, _ = written(tmp_path, healthy)
@@ -51,9 +89,8 @@ def test_nothing_outside_the_file_is_needed(healthy, tmp_path):
     assert "vegaEmbed" in page.scripts[1]
 
 
-@pytest.mark.usefixtures("no_bundle")
-def test_links_lead_somewhere_and_identifiers_are_unique(healthy, tmp_path):
-    page, _ = written(tmp_path, healthy)
+def test_links_lead_somewhere_and_identifiers_are_unique(shown):
+    page, _ = shown
     assert len(page.ids) == len(set(page.ids))
     targets = [a["href"][1:] for t, a in page.tags if t == "a"]
     assert set(targets) <= set(page.ids)
@@ -61,9 +98,8 @@ def test_links_lead_somewhere_and_identifiers_are_unique(healthy, tmp_path):
     assert set(drawn) == set(page.charts)
 
 
-@pytest.mark.usefixtures("no_bundle")
-def test_every_chart_says_its_definition_unit_scope_and_leads_to_the_documentation(healthy, tmp_path):
-    page, parts = written(tmp_path, healthy)
+def test_every_chart_says_its_definition_unit_scope_and_leads_to_the_documentation(shown):
+    page, parts = shown
     charts = [chart for section in parts[0].sections for chart in section.charts]
     drawn = {table for chart in charts for table, _ in chart.metrics}
     assert drawn == set(TABLES) - {"attempt"}, (
@@ -84,9 +120,8 @@ def test_every_chart_says_its_definition_unit_scope_and_leads_to_the_documentati
             assert told.formula in page.glossary[anchor], metric
 
 
-@pytest.mark.usefixtures("no_bundle")
-def test_every_axis_and_colour_bar_has_a_title(healthy, tmp_path):
-    _, parts = written(tmp_path, healthy)
+def test_every_axis_and_colour_bar_has_a_title(shown):
+    _, parts = shown
     names_only = {"visit", "quantity", "of", "row"}
     for chart in (chart for section in parts[0].sections for chart in section.charts):
         for layer in chart.spec.get("layer", [chart.spec]):
@@ -121,34 +156,21 @@ def test_the_documentation_in_the_page_is_the_catalogues(healthy, tmp_path):
             assert said in page.glossary[f"m-{table}-{name}"], (table, name)
 
 
-@pytest.mark.usefixtures("no_bundle")
-def test_a_cell_without_a_value_keeps_its_place_and_says_why(tmp_path):
-    visits = SHAPE.loops * SHAPE.layers + 2
-    rows = SHAPE.steps // SHAPE.every * visits
-    values = np.where(np.arange(rows) % visits == 3, None, 0.2)
-    reasons = np.where(np.arange(rows) % visits == 3, '{"z_mean": "nonfinite"}', None)
-    changes = {"z_mean": values.tolist(), "null_reasons": reasons.tolist()}
-    page, _ = written(tmp_path, generated_run(tmp_path / "run", replace(SHAPE, changes={"router": changes})))
-    found = {(row["visit"], row["z_mean"], row["missing"]) for row in page.rows("r0-z")}
+def test_a_cell_without_a_value_keeps_its_place_and_says_why(changed):
+    found = {(row["visit"], row["z_mean"], row["missing"]) for row in changed.rows("r0-z")}
     assert {row for row in found if row[1] is None} == {("loop step 1, layer 0", None, "nonfinite")}
-    assert len(found) == visits
+    assert len(found) == VISITS
     # The drawing tells them apart: one layer for each.
-    conditions = [layer["transform"][0]["filter"] for layer in page.charts["r0-z"]["spec"]["layer"]]
+    conditions = [layer["transform"][0]["filter"] for layer in changed.charts["r0-z"]["spec"]["layer"]]
     assert conditions == ["isValid(datum['z_mean'])", "!isValid(datum['z_mean'])"]
 
 
-@pytest.mark.usefixtures("no_bundle")
-def test_transitions_say_what_is_missing_among_the_drawn_rows_alone(tmp_path):
-    count = SHAPE.steps // SHAPE.every * (SHAPE.loops - 1) * SHAPE.layers
-    growth = [None, *[1.2] * (count - 1)]
-    run = generated_run(tmp_path / "run", replace(SHAPE, changes={"transition": {"growth": growth}}))
-    page, _ = written(tmp_path, run)
-    assert f"growth is missing in 1 of {count} rows: no reason recorded." in page.text
+def test_transitions_say_what_is_missing_among_the_drawn_rows_alone(changed):
+    assert f"growth is missing in 1 of {TRANSITIONS} rows: no reason recorded." in changed.text
 
 
-def test_every_rule_points_at_a_place_that_exists(healthy, tmp_path, monkeypatch):
-    monkeypatch.setattr("loopscope.report.page.script_bundle", lambda: "")
-    page, parts = written(tmp_path, healthy)
+def test_every_rule_points_at_a_place_that_exists(shown):
+    page, parts = shown
     for rule in RULES.values():
         assert f"r0-{rule.chart}" in page.ids or f"r0-{_SECTION_OF[rule.chart]}" in page.ids, rule.name
     (part,) = parts
@@ -187,30 +209,16 @@ def test_a_long_run_is_thinned_to_mean_smallest_and_largest_and_says_so(tmp_path
     assert "Thinned: 2,100 steps in buckets of 6" in page.text
 
 
-@pytest.mark.usefixtures("no_bundle")
-def test_missing_values_are_missing_with_their_reason(tmp_path):
-    visits = SHAPE.loops * SHAPE.layers + 2
-    rows = SHAPE.steps // SHAPE.every * visits
-    changes = {
-        "margin_p50": pa.nulls(rows, pa.float64()),
-        "null_reasons": json.dumps({"margin_p50": "not_applicable"}),
-    }
-    run = generated_run(tmp_path / "run", replace(SHAPE, changes={"router": changes}))
-    page, _ = written(tmp_path, run)
-    assert f"margin_p50 is missing in {rows} of {rows} rows: not_applicable." in page.text
-    assert "r0-margin" not in page.charts
+def test_missing_values_are_missing_with_their_reason(changed):
+    assert f"margin_p50 is missing in {ROUTER_ROWS} of {ROUTER_ROWS} rows: not_applicable." in changed.text
+    assert "r0-margin" not in changed.charts
 
 
-@pytest.mark.usefixtures("no_bundle")
-def test_experts_are_told_by_their_share_and_the_empty_ones_named(tmp_path):
-    visits = SHAPE.loops * SHAPE.layers + 2
-    rows = SHAPE.steps // SHAPE.every * visits
-    counts = np.tile([0, 300, 100, 100, 100, 100, 100, 0], (rows, 1)).tolist()
-    run = generated_run(tmp_path / "run", replace(SHAPE, changes={"router": {"expert_count": counts}}))
-    page, _ = written(tmp_path, run)
-    shares = {row["expert"]: row["share"] for row in page.rows("r0-experts_loop_layer_1") if row["row"] == 0}
+def test_experts_are_told_by_their_share_and_the_empty_ones_named(changed):
+    rows = changed.rows("r0-experts_loop_layer_1")
+    shares = {row["expert"]: row["share"] for row in rows if row["row"] == 0}
     assert shares == {0: 0, 1: 3, 2: 1, 3: 1, 4: 1, 5: 1, 6: 1, 7: 0}
-    assert "Without a token in every row: 0, 7." in page.text
+    assert "Without a token in every row: 0, 7." in changed.text
 
 
 @pytest.mark.usefixtures("no_bundle")
@@ -232,7 +240,6 @@ def test_a_rollback_is_marked_and_its_rows_are_not_drawn(tmp_path):
 
 
 @pytest.mark.usefixtures("no_bundle")
-@pytest.mark.usefixtures("no_bundle")
 def test_the_bound_of_the_closure_is_the_one_that_the_run_is_judged_by(healthy, tmp_path):
     page, _ = written(tmp_path, healthy, settings=AlertSettings(closure=0.5))
     bounds = [row for row in page.rows("r0-closure") if row["series"] == "bound"]
@@ -240,13 +247,8 @@ def test_the_bound_of_the_closure_is_the_one_that_the_run_is_judged_by(healthy, 
     assert all(row["value"] >= 0.5 for row in bounds)
 
 
-@pytest.mark.usefixtures("no_bundle")
-def test_the_first_screen_says_where_the_loss_is_and_was(tmp_path):
-    task = np.full(SHAPE.steps, 3.0)
-    task[40], task[-1] = 1.25, 7.5
-    changes = {"loss": {"task_loss": task}}
-    page, _ = written(tmp_path, generated_run(tmp_path / "run", replace(SHAPE, changes=changes)))
-    assert f"7.5 at step {SHAPE.steps}; lowest 1.25 at step 41" in page.text
+def test_the_first_screen_says_where_the_loss_is_and_was(changed):
+    assert f"7.5 at step {SHAPE.steps}; lowest 1.25 at step 41" in changed.text
 
 
 @pytest.mark.usefixtures("no_bundle")
@@ -288,7 +290,6 @@ def test_wrong_numbers_of_runs_and_a_place_that_cannot_be_written(healthy, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_number_is_written_that_json_does_not_know(healthy, tmp_path, monkeypatch):
-    monkeypatch.setattr("loopscope.report.page.script_bundle", lambda: "")
-    page, _ = written(tmp_path, healthy)
+def test_no_number_is_written_that_json_does_not_know(shown):
+    page, _ = shown
     assert not re.search(r"\bNaN\b|\bInfinity\b", page.scripts[0])

@@ -1,5 +1,7 @@
 """Real trainings with one thing wrong: the first screen names it, and names nothing on a healthy one."""
 
+from functools import cache
+
 import pytest
 from page_reader import Page
 from sick_runs import WARM, train
@@ -12,6 +14,12 @@ from loopscope.report import write_report
 SETTINGS = AlertSettings(warmup_steps=WARM)
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """trained(sickness) → folder of the run; each is trained once."""
+    return cache(lambda sickness: train(tmp_path_factory.mktemp("sick") / "run", sickness))
+
+
 @pytest.mark.usefixtures("no_bundle")
 @pytest.mark.parametrize(
     ("sickness", "rule", "words"),
@@ -22,8 +30,8 @@ SETTINGS = AlertSettings(warmup_steps=WARM)
         ("loss counted twice", "closure", "the load-balancing loss (lb_loss) is counted twice in the total"),
     ],
 )
-def test_the_first_screen_names_what_is_wrong(tmp_path, sickness, rule, words):
-    run = open_run(train(tmp_path / "run", sickness))
+def test_the_first_screen_names_what_is_wrong(trained, tmp_path, sickness, rule, words):
+    run = open_run(trained(sickness))
     (part,) = write_report([run], tmp_path / "report.html", settings=SETTINGS)
     # That and nothing else, neither beside it nor as an early sign.
     assert [finding.rule for finding in part.findings.found] == ([rule] if rule else [])
@@ -40,8 +48,8 @@ def test_the_first_screen_names_what_is_wrong(tmp_path, sickness, rule, words):
 
 
 @pytest.mark.usefixtures("no_bundle")
-def test_a_loss_counted_twice_is_named_without_any_setting(tmp_path):
-    run = open_run(train(tmp_path / "run", "loss counted twice"))
+def test_a_loss_counted_twice_is_named_without_any_setting(trained, tmp_path):
+    run = open_run(trained("loss counted twice"))
     (part,) = write_report([run], tmp_path / "report.html")
     assert [finding.rule for finding in part.findings.found] == ["closure"]
     # The rules ran beside the training too, and said so once; the replay does not count what they said.

@@ -27,6 +27,7 @@ def serve():
         yield lambda root: running.enter_context(server(root))
 
 
+@pytest.mark.long
 def test_the_report_draws_every_chart_and_asks_nobody(tmp_path):
     run = generated_run(tmp_path / "run", Shape(), name=HOSTILE)
     out = tmp_path / "report.html"
@@ -47,6 +48,7 @@ def test_the_report_draws_every_chart_and_asks_nobody(tmp_path):
         assert phone.value(wide) is True
 
 
+@pytest.mark.long
 def test_sections_are_folded_and_a_link_unfolds_what_it_leads_to(tmp_path):
     run = generated_run(tmp_path / "run", Shape(steps=50))
     out = tmp_path / "report.html"
@@ -101,6 +103,7 @@ def test_a_live_page_follows_the_run_and_a_hostile_name_does_nothing(tmp_path, s
         assert (outside, tab.dialogs, tab.errors) == ([], [], [])
 
 
+@pytest.mark.long
 def test_runs_are_ticked_and_compared(tmp_path, serve):
     for name in ("a", "b"):
         finished_run(tmp_path / name, name=name)

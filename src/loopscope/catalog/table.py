@@ -58,7 +58,7 @@ class Column:
     formula: str
     """Definition, in the notation of the documentation page."""
     unit: str = ""
-    """Unit of the value; "1" for pure numbers, empty for keys."""
+    """Unit of the value; "1" for pure numbers, empty where there is none."""
     computed: str = ""
     """Module of `loopscope.metrics.<table>` that computes it; empty for what is handed over."""
     needs: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class Column:
     null_rule: str = ""
     """When the value is null, and with which reason."""
     source: str = ""
-    """Where the definition comes from."""
+    """Where the definition comes from; empty for keys and descriptions of the row."""
     empty_is_value: bool = False
     """True where a row without a valid token still has a value (counts and sums, which are then zero)."""
     one_batch: str = ""
@@ -97,7 +97,7 @@ class Column:
     @property
     def is_metric(self) -> bool:
         """True for a measured value, False for keys and descriptions of the row."""
-        return bool(self.unit)
+        return bool(self.source)
 
     @property
     def heading(self) -> str:

@@ -48,10 +48,10 @@ class Trainings:
 
 
 @pytest.fixture(scope="session")
-def trainings(prepared_text, tmp_path_factory):
-    """trainings(scenarios, ranks) → Trainings; one torchrun for all of them."""
+def trainings(prepared_text, tmp_path_factory, rank_processes):
+    """trainings(scenarios, ranks) → Trainings; the same processes for all of them."""
 
-    def train(scenarios, ranks, *, killed=False, timeout=280):
+    def train(scenarios, ranks, *, killed=False, torchrun=False, timeout=280):
         root = tmp_path_factory.mktemp(f"ranks{ranks}")
         for scenario in scenarios:
             scenario.setdefault("out", str(root / scenario["name"]))
@@ -60,16 +60,21 @@ def trainings(prepared_text, tmp_path_factory):
             scenario["dataset"] = str(prepared_text.dataset_path)
         spec = root / "scenarios.json"
         spec.write_text(json.dumps(scenarios))
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc_per_node", str(ranks), str(DRIVER), str(spec)]
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        assert (done.returncode != 0) is killed, done.stdout[-3000:] + done.stderr[-6000:]
+        if torchrun:
+            command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+            command += ["--nproc_per_node", str(ranks), str(DRIVER), str(spec)]
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+            failed, said = done.returncode != 0, done.stdout[-3000:] + done.stderr[-6000:]
+        else:
+            statuses, output = rank_processes.run(DRIVER, str(spec), ranks=ranks, timeout=timeout)
+            failed, said = any(statuses), f"{statuses} {output[-9000:]}"
+        assert failed is killed, said
         return Trainings(root, scenarios, ranks)
 
     return train

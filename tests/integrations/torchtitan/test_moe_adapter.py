@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,27 +25,14 @@ DRIVER = Path(__file__).with_name("moe_driver.py")
 FAMILIES = {"deepseek_v3": (1, 2), "qwen3": (0, 1, 2), "gpt_oss": (0, 1, 2), "qwen3@": (0, 1, 2)}
 
 
-def trained(ranks: int, prepared: Any, out: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node",
-        str(ranks),
-        str(DRIVER),
-    ]
-    arguments = [str(out), str(prepared.tokenizer_path), str(prepared.dataset_path), *FAMILIES]
-    done = subprocess.run(
-        [*command, *arguments], capture_output=True, text=True, timeout=280, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-6000:]
-
-
 @pytest.mark.ranks
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_counts_equal_torchtitans_own_counted_once(ranks: int, prepared_text: Any, tmp_path: Path) -> None:
-    trained(ranks, prepared_text, tmp_path)
+def test_counts_equal_torchtitans_own_counted_once(
+    ranks: int, prepared_text: Any, tmp_path: Path, rank_processes: Any
+) -> None:
+    arguments = [str(tmp_path), str(prepared_text.tokenizer_path), str(prepared_text.dataset_path), *FAMILIES]
+    statuses, output = rank_processes.run(DRIVER, *arguments, ranks=ranks)
+    assert statuses == [0] * ranks, output[-6000:]
     for family, layers in FAMILIES.items():
         own = [json.loads((tmp_path / f"{family}.{rank}.json").read_text()) for rank in range(ranks)]
         rows = loopscope.open_run(tmp_path / family).arrow("router").to_pylist()

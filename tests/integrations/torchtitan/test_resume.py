@@ -21,7 +21,7 @@ def story(trainings, tmp_path_factory):
     """(folder, what the killed run looked like, how the resumed and an uninterrupted run ended)."""
     folder = tmp_path_factory.mktemp("story") / "run"
     killed = {**BASE, "name": "killed", "out": str(folder), "kill_after": 8}
-    trainings([killed], ranks=2, killed=True)
+    trainings([killed], ranks=2, killed=True, torchrun=True)
     run = loopscope.open_run(folder)
     after_kill = run.sql("select step from loss where rank is null order by step").fetchall()
     resumed = {**BASE, "name": "resumed", "out": str(folder)}

@@ -25,17 +25,19 @@ TABLE = TableSpec(
     oldest=2,
     columns=(
         *RUN_KEYS,
-        _text(name="event", formula="what happened", required=True),
+        _text(name="event", formula="what happened", unit="text", required=True),
         _text(name="severity", formula="info, warn or critical"),
         Column(name="unrolled_pos", type="int32", formula="the visit concerned; null where none"),
         Column(
             name="count",
             type="int64",
             formula="how many: rows dropped, values not finite, visits missing",
+            unit="of the event",
         ),
         Column(
             name="value",
             formula="how much; coverage: visits seen / visits expected; timing: seconds of a traced step",
+            unit="1 or s",
         ),
         _text(name="detail", formula="text for people"),
         _text(name="rule", formula="alert: the rule; null for other events", since=2),

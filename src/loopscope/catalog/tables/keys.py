@@ -25,8 +25,9 @@ RUN_KEYS = (
         name="tokens_seen",
         type="int64",
         formula="training tokens up to and including this step, over all ranks",
+        unit="tokens",
     ),
-    Column(name="elapsed_s", formula="seconds since the attempt began, on a monotonic clock"),
+    Column(name="elapsed_s", formula="seconds since the attempt began, on a monotonic clock", unit="s"),
     Column(
         name="wall_time",
         type="timestamp[us, UTC]",
