@@ -215,25 +215,19 @@ class _Builder:
         if isinstance(found, Null):
             codes[:] = self._code(found)
             return [None] * size, codes
-
-        def mark(rows: NDArray[np.bool_], null: Null) -> None:
-            codes[rows & (codes == 0)] = self._code(null)
-
-        values = found.values if isinstance(found, Masked) else found
-        if isinstance(found, Masked):
-            for rows, null in found.nulls:
-                mark(rows, null)
-        for name in column.needs:
-            mark(partials.nonfinite(name) > 0, _NONFINITE)
+        nulls = [*found.nulls] if isinstance(found, Masked) else []
+        nulls += [(partials.nonfinite(name) > 0, _NONFINITE) for name in column.needs]
         if not column.empty_is_value:
-            mark(partials.tokens == 0, _NO_VALID_TOKEN)
-        array = np.asarray(values, dtype=np.float64)
+            nulls.append((partials.tokens == 0, _NO_VALID_TOKEN))
+        array = np.asarray(found.values if isinstance(found, Masked) else found, dtype=np.float64)
         if array.ndim == 0:
             array = np.broadcast_to(array, (size,))
         if column.type == "list<float32>":
             array = array.astype(np.float32)
         bad: NDArray[np.bool_] = ~np.isfinite(array)
-        mark(bad if array.ndim == 1 else bad.sum(1) > 0, _NONFINITE)
+        nulls.append((bad if array.ndim == 1 else bad.sum(1) > 0, _NONFINITE))
+        for rows, why in nulls:
+            codes[rows & (codes == 0)] = self._code(why)
         null = codes != 0
         if null.any():
             array = np.where(null if array.ndim == 1 else null[:, None], 0.0, array)

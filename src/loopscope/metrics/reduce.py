@@ -71,20 +71,19 @@ def _pair_pieces(tensors: PairTensors, valid: Tensor | None) -> Iterator[tuple[P
     if tensors.to_residual.device.type != "cpu" or batch * seq * width <= PIECE:
         yield tensors, valid
         return
+    given: tuple[Any, ...] = (
+        tensors.from_residual,
+        tensors.to_residual,
+        tensors.before_residual,
+        tensors.from_topk_idx,
+        tensors.to_topk_idx,
+        valid,
+    )
+    flat = [None if x is None else x.reshape(1, batch * seq, *x.shape[2:]) for x in given]
     step = max(1, PIECE // width)
     for start in range(0, batch * seq, step):
-
-        def cut(x: Tensor | None, start: int = start) -> Any:
-            return None if x is None else x.reshape(1, batch * seq, *x.shape[2:])[:, start : start + step]
-
-        piece = PairTensors(
-            cut(tensors.from_residual),
-            cut(tensors.to_residual),
-            cut(tensors.before_residual),
-            cut(tensors.from_topk_idx),
-            cut(tensors.to_topk_idx),
-        )
-        yield piece, cut(valid)
+        *piece, mask = (None if x is None else x[:, start : start + step] for x in flat)
+        yield PairTensors(*piece), mask
 
 
 @torch.no_grad()
