@@ -82,8 +82,8 @@ def _pair_pieces(tensors: PairTensors, valid: Tensor | None) -> Iterator[tuple[P
     flat = [None if x is None else x.reshape(1, batch * seq, *x.shape[2:]) for x in given]
     step = max(1, PIECE // width)
     for start in range(0, batch * seq, step):
-        *piece, mask = (None if x is None else x[:, start : start + step] for x in flat)
-        yield PairTensors(*piece), mask
+        cut: list[Any] = [None if x is None else x[:, start : start + step] for x in flat]
+        yield PairTensors(*cut[:-1]), cut[-1]
 
 
 @torch.no_grad()
