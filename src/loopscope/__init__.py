@@ -3,8 +3,6 @@
 The public names live here and are loaded on first use, so that ``import loopscope`` needs no torch.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

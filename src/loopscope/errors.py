@@ -5,8 +5,6 @@ exception a caller would expect (ValueError for a wrong value, RuntimeError for 
 knows nothing of loopscope still catches them sensibly.
 """
 
-from __future__ import annotations
-
 
 class LoopscopeError(Exception):
     """Base of every error that loopscope raises on purpose."""

@@ -1,7 +1,5 @@
 """A table's live rows as batches of whole steps, in the order of their steps, of those that speak for the run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial

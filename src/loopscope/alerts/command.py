@@ -1,7 +1,5 @@
 """A notice to a program of the user's: as JSON on its standard input, and in its environment."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

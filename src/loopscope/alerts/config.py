@@ -1,7 +1,5 @@
 """What a run is told of its alerts: the rules' bounds, and who hears of it."""
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import dataclass, field
 from typing import Literal, get_args

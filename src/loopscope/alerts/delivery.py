@@ -1,7 +1,5 @@
 """Deliveries beside the training: a thread per receiver, a bounded wait, failures as text."""
 
-from __future__ import annotations
-
 import os
 import re
 import threading

@@ -1,7 +1,5 @@
 """Rows in the order of training, alerts out: beside the training and over a finished run alike."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

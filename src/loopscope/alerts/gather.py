@@ -1,7 +1,5 @@
 """From alerts to what is told: one notice per rule and severity, however many places broke it at once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What is told of an alert, wherever it is told."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """The rules beside the training: they see every row that is written, and tell where an alert begins."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ The engine is the one that runs beside the training, given many steps at once, s
 reading the columns, and a sick visit a little more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 

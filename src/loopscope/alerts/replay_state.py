@@ -1,7 +1,5 @@
 """What a new attempt knows of the run before it: the rules' state, and what people were told."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from loopscope.alerts.engine import Alert, AlertEngine

@@ -1,7 +1,5 @@
 """By which bounds a stored run is judged: its own from run.json, or what its reader says."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """A notice to a web address, as JSON; the address is a secret, and told to nobody."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

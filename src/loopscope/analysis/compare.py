@@ -1,7 +1,5 @@
 """Two sides of runs against each other: configuration first, then every metric by block, loop step and layer."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Which experts die, when and where: stretches of traces in which an expert got no token."""
 
-from __future__ import annotations
-
 from operator import itemgetter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The catalogue's gauges of a stored run: SQL fetches the rows, `loopscope.catalog.gauge` evaluates them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

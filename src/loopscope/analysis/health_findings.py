@@ -1,7 +1,5 @@
 """What is healthy about a run and what is not, in words: the alert rules replayed over its rows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal

@@ -1,7 +1,5 @@
 """The physical layers of the loop, with their loop steps taken together."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Whether a run is being written, was closed, or was left by a writer that died."""
 
-from __future__ import annotations
-
 import time
 from contextlib import suppress
 from pathlib import Path

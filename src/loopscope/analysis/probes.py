@@ -1,7 +1,5 @@
 """Comparing probes: only where they ran over the same tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

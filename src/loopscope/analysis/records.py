@@ -1,7 +1,5 @@
 """Results of queries as plain Python and NumPy."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any

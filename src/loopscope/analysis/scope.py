@@ -1,7 +1,5 @@
 """Which rows of a table speak for a run, as an SQL condition and in words."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from loopscope.analysis.run import Run

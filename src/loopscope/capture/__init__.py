@@ -4,8 +4,6 @@ Everything here is free of side effects until something is attached: no model ru
 is opened, and no framework is imported that was not asked for.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What an adapter is: it derives a plan, resolves the user's overrides, and listens to one forward."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Which metrics a model can really give: driven by requirements, and absent until declared."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain

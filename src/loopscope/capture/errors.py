@@ -1,7 +1,5 @@
 """Errors of capture; both are what a caller would expect without knowing loopscope."""
 
-from __future__ import annotations
-
 from loopscope.errors import ConfigError, TraceError
 
 

@@ -1,7 +1,5 @@
 """Plans as YAML: read, and written so that they can be edited and fed back. PyYAML is imported on use."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

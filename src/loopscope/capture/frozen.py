@@ -1,7 +1,5 @@
 """A mapping that cannot be changed, for what is derived once and handed around."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TypeVar

@@ -4,8 +4,6 @@ Between traced forwards the model carries one pair of hooks, on its root. Hence 
 nothing records in activation recompute, and an untraced step costs two Python calls.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

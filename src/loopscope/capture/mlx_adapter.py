@@ -4,8 +4,6 @@ Logits come from the gate, the experts used from what the expert layer was calle
 from both. Arrays become torch tensors without a copy (DLPack), and from there on everything is as elsewhere.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager

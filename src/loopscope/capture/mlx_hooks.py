@@ -1,7 +1,5 @@
 """Hooks on mlx modules, which have none: an instance gets a subclass of its own class for as long as needed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

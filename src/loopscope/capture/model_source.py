@@ -1,7 +1,5 @@
 """A model by name, built without a number in it: on torch's meta device, so that nothing is allocated."""
 
-from __future__ import annotations
-
 import pkgutil
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The nearest right names, for the messages of wrong ones."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Sequence
 

@@ -1,7 +1,5 @@
 """What a user writes over a derived plan, read and checked one entry at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import Enum

@@ -1,7 +1,5 @@
 """A derived plan and a user's overrides, resolved and checked before anything is attached."""
 
-from __future__ import annotations
-
 import inspect
 import warnings
 from collections.abc import Mapping

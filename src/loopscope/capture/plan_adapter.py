@@ -1,7 +1,5 @@
 """What adapters that go by a capture plan share, whatever framework runs the model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 

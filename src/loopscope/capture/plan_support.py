@@ -1,7 +1,5 @@
 """The answers of a backend whose tensors come from a capture plan."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from loopscope.capture.requirements import Placement, Requirement

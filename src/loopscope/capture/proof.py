@@ -4,8 +4,6 @@ A difference that is not an exact tie raises, so that a wrong tensor, a wrong tu
 and after softmax never becomes a plausible number.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """Who can observe a run: backend first, then task; adapter modules are imported inside the look-up."""
 
-from __future__ import annotations
-
 import pkgutil
 from collections.abc import Mapping
 from functools import cache

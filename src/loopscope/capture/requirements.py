@@ -1,7 +1,5 @@
 """What metrics require, tensor by tensor, from the catalogue."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

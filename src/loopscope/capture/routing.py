@@ -1,7 +1,5 @@
 """How a router chooses and weighs its experts, stated explicitly, with where each value was read."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Around a model's forward: open a recording where one is wanted, hand it over when the forward has ended."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any

@@ -1,7 +1,5 @@
 """The settings of a run that a backend may or may not honour, with a note of those that were set."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 

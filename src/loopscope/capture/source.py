@@ -6,8 +6,6 @@
 ``decode.NAME``                                                a function that an adapter registered
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

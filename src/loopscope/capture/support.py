@@ -5,8 +5,6 @@ too early. A pair without a review reports nothing rather than guessing. Adding 
 tests/capture/test_capture_support.py compares it with what the code reads.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What every adapter of a torch model shares: hooks, training, sharding facts."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager

@@ -1,7 +1,5 @@
 """transformers' MoE models, by what they declare in `_can_record_outputs`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 

@@ -3,8 +3,6 @@
 Keyed by the exact class that the model itself declares in `_can_record_outputs`, never by a part of a name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """From calls in execution order to coordinates of depth: head, loop, tail."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby

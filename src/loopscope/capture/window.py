@@ -1,7 +1,5 @@
 """One traced forward: what the boundaries handed over, in call order, made into TracePoints at its end."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType

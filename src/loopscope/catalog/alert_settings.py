@@ -1,7 +1,5 @@
 """What a run is judged by: the bounds of the alert rules, and the rules that are off."""
 
-from __future__ import annotations
-
 import difflib
 from dataclasses import asdict, dataclass
 

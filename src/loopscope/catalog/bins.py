@@ -4,8 +4,6 @@ Bin 0 holds [0, 2^-16), bin i (1 <= i <= 62) holds [2^((i-33)/2), 2^((i-32)/2)),
 difference within one unit in the last place of an edge may fall on either side of it.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,7 +1,5 @@
 """What the documentation says of columns, gauges and rules: `docs/metrics.md`, and tables in other pages."""
 
-from __future__ import annotations
-
 from loopscope.catalog.bins import EDGES, NUM_BINS
 from loopscope.catalog.registry import GAUGES, METRICS
 from loopscope.catalog.rule_registry import RULES

@@ -1,7 +1,5 @@
 """Gauges: the numbers that stand for one step of a table, and the one function that evaluates them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple

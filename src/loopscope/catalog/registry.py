@@ -1,7 +1,5 @@
 """Every table, column and gauge. A new table is one file in `tables/` and its name here."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 

@@ -1,7 +1,5 @@
 """Which rows speak for a run, and what a visit is called."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """Every alert rule. A new rule is one file in `rules/` and its name here."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 

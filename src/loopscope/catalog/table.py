@@ -3,8 +3,6 @@
 Everything that lists columns derives from these declarations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property

@@ -4,8 +4,6 @@ A verb is a frozen keyword-only dataclass: its fields are the flags, its `run()`
 0 it did what was asked, 1 what was checked is wrong, 2 the question was wrong.
 """
 
-from __future__ import annotations
-
 import difflib
 import os
 import sys

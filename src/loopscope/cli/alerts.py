@@ -1,7 +1,5 @@
 """`loopscope alerts [RUN]`: the alert rules with their bounds, or what they say of a run."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path

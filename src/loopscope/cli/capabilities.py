@@ -1,7 +1,5 @@
 """`loopscope capabilities`: which metrics a model can really give, without running it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from loopscope.capture.capabilities import synthesize

@@ -1,7 +1,5 @@
 """`loopscope compact RUN`: the live rows as a few large Parquet files, or Delta tables."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What every verb shares on the terminal: numbers, tables, and progress that keeps quiet in a pipe."""
 
-from __future__ import annotations
-
 import math
 import signal
 import sys

@@ -1,7 +1,5 @@
 """`loopscope corpus`: build a probe corpus from one's own texts, verify one, list those that are there."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path

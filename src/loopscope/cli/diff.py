@@ -1,7 +1,5 @@
 """`loopscope diff A B`: what is set differently, and what came out differently."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, get_args

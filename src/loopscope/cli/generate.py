@@ -1,7 +1,5 @@
 """`loopscope generate`: every generated file of the repository, from the catalogue."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What `loopscope watch` shows of a run at one moment."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from datetime import UTC, datetime

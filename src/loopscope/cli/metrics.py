@@ -1,7 +1,5 @@
 """`loopscope metrics`: every metric with its formula, from the catalogue."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`loopscope plan`: the resolved capture plan, as a table and as YAML that can be edited and fed back."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from loopscope.capture.files import dump_plan

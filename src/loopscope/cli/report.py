@@ -1,7 +1,5 @@
 """`loopscope report RUN [RUN...] -o report.html`: what a run saw, as one file for the browser."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal

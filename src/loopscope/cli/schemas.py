@@ -1,7 +1,5 @@
 """`loopscope schemas`: the tables and their columns."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 

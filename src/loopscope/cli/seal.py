@@ -1,7 +1,5 @@
 """`loopscope seal RUN`: turn what is left in journals into Parquet parts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from loopscope.cli.console import make_console, working

@@ -1,7 +1,5 @@
 """`loopscope serve ROOT`: a page, an API and Prometheus gauges over all runs of a folder."""
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import os

@@ -1,7 +1,5 @@
 """`loopscope summary`: what a run saw, as tables in the terminal."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from rich.console import Group

@@ -1,7 +1,5 @@
 """`loopscope support`: which settings a task on a backend does not honour."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Starts torchrun, shows what rank 0 says, and hands signals on."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

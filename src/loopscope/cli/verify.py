@@ -1,7 +1,5 @@
 """`loopscope verify RUN`: is everything that the run wrote still there, and right?"""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from loopscope.cli.console import make_console, make_table, plain, titled, working

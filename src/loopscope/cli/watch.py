@@ -1,7 +1,5 @@
 """`loopscope watch RUN`: a run in the terminal while it trains."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

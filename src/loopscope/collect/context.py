@@ -1,7 +1,5 @@
 """Who writes: the columns that every row of a collector shares, and the clock of its steps."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """Probe loss by stratum: one flat mean over all tokens of all documents of a stratum."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Expected visits against seen ones: a silenced hook or a frozen branch shows here, at every traced step."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Exceptions as text: a caught exception must not outlive its handler, since its frames hold tensors."""
 
-from __future__ import annotations
-
 import traceback
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Every rank calls `exchange` with the last microbatch of every traced step, whate
 error. One rank goes the same way with a reducer that does nothing.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """The few scalars for the trainer's own log: the catalogue's headline gauges of a step."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

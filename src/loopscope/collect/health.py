@@ -10,8 +10,6 @@ adds: `probe_cost` (share of the time so far), `probe_failed`, `probe_skipped`, 
 `tracker_started`, `tracker_failed`, `tracker_keys`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from typing import Literal

@@ -1,7 +1,5 @@
 """The `loss` row of one optimizer step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from loopscope.collect import health

@@ -1,7 +1,5 @@
 """How much memory recording one forward holds until its callback, from the configuration alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from loopscope.trace import VisitSpec

@@ -1,7 +1,5 @@
 """The one place that hands rows to the store, and then to what looks at them: alerts and trackers."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Which pairs of visits get a transition row."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Partial vectors of one step: on the device one by one, in one buffer for the exchange, and merged on the host."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

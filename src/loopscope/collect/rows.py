@@ -3,8 +3,6 @@
 All visits (and pairs) of one layout are finished together as arrays; rows are made from the columns at the end.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Writers without a disk: rows in memory for tests and notebooks, and none at all."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 

@@ -1,7 +1,5 @@
 """Small pieces that several reductions share."""
 
-from __future__ import annotations
-
 from math import gcd
 
 import torch

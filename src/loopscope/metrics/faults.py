@@ -1,7 +1,5 @@
 """What can be wrong with the values of an input, judged on the host from counters in the partial sums."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal

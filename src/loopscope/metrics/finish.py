@@ -3,8 +3,6 @@
 All visits (or pairs) of one layout are finished together, as arrays; rows are made from the columns at the end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any

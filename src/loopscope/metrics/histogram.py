@@ -1,7 +1,5 @@
 """Histograms of score differences, and quantiles from them; the bins are `catalog.bins`."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int

@@ -1,7 +1,5 @@
 """Where each partial sum sits in the two float64 vectors of a visit or of a pair of visits."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The `loss` table: the components of one step, and whether they add up to what backward ran on."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Device phase: raw tensors → two float64 vectors of partial sums. No value is read back from the device."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -4,8 +4,6 @@ A metric is a declaration in `loopscope.catalog.tables` and a file here with a `
 one of the two is missing, or where a family gives other columns than are declared.
 """
 
-from __future__ import annotations
-
 import pkgutil
 from collections.abc import Iterable, Mapping
 from functools import cache

@@ -1,7 +1,5 @@
 """How many tokens and microbatches a vector stands for. No column of its own: `num_tokens` is a row key."""
 
-from __future__ import annotations
-
 from loopscope.metrics.context import PairContext, VisitContext
 from loopscope.metrics.family import Family, Slot, SlotTensors
 

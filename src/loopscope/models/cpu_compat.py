@@ -4,8 +4,6 @@ Import it, and call `enable()`, before any other torchtitan module: torchtitan r
 modules are imported. Each remedy names the place that needs it.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys

@@ -4,8 +4,6 @@ Token mixing is a causal running mean, so that the whole network fits on a page.
 raw router tensors; the eager outer loop of `forward` records them, or drops them where the sink is not armed.
 """
 
-from __future__ import annotations
-
 from typing import cast
 
 import torch

@@ -1,7 +1,5 @@
 """Builds the manifest of a corpus from a folder of texts; the first folder of a document's path is its domain."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Loads a corpus and checks every document against the manifest."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The deep probe: measurements too expensive for every probe, over the same corpus, with a period of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass

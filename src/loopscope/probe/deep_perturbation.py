@@ -1,7 +1,5 @@
 """Perturbed forwards beside a clean one → rows of probe_perturbation."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Readouts after every pass through the loop → rows of probe_readout."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a deep probe keeps of the routing of every visit, in a file: chosen experts and choice scores."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The routing of a deep probe → rows of probe_margin, probe_specialisation and probe_saturation."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

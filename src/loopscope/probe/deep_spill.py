@@ -1,7 +1,5 @@
 """Tensors that a deep probe spills to a temporary file, so that its memory does not grow with the loop's depth."""
 
-from __future__ import annotations
-
 import tempfile
 import weakref
 from typing import IO, NamedTuple

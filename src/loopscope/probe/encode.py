@@ -1,7 +1,5 @@
 """Documents to tokens of one common length, with a hash that says which tokens a row is about."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

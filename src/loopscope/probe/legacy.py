@@ -1,7 +1,5 @@
 """Old checkpoints whose own model code knows a loop alone: neither head nor tail, and the old TracePoint."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

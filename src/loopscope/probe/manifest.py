@@ -1,7 +1,5 @@
 """The manifest of a corpus: manifest.json beside its documents."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

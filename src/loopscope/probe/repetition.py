@@ -1,7 +1,5 @@
 """How repetitive a text is, independent of any tokenizer."""
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 from typing import Literal

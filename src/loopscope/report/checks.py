@@ -1,7 +1,5 @@
 """What was checked about a run, in words and numbers: the healthy as well as the sick."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial

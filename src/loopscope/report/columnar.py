@@ -1,7 +1,5 @@
 """Numbers of a query on their way to the page: five significant digits, as columns."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

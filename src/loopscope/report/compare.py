@@ -1,7 +1,5 @@
 """Several runs over each other: their headline quantities by step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal

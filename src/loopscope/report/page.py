@@ -1,7 +1,5 @@
 """The page: Jinja2 with autoescape, one script bundle, no address outside the file."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The queries of a report: what charts ask a run, and how long runs are thinned."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, TypeVar

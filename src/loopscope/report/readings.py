@@ -1,7 +1,5 @@
 """How a check of the first screen is read off the rows: means over the window, judged by the rules' own functions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What a run is, in a few short facts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One run's page: findings, facts, sections."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -5,8 +5,6 @@ Colours come from the page's theme (light or dark): `category` for parts, `ordin
 Specifications are plain dicts: Altair takes longer to build and check one than all of its chart's queries together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

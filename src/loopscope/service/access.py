@@ -1,7 +1,5 @@
 """Who may ask: this machine alone, or whoever knows the token."""
 
-from __future__ import annotations
-
 import secrets
 from urllib.parse import parse_qs
 

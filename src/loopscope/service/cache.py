@@ -1,7 +1,5 @@
 """Results that are made once for however many ask, and forgotten before they fill the memory."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import OrderedDict

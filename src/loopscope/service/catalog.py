@@ -1,7 +1,5 @@
 """Which runs lie under a folder. A client names a run by a key made here, never by a path."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import os

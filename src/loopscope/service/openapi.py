@@ -1,7 +1,5 @@
 """The API's description, by hand: a test holds it against the routes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from loopscope.report.page import MOST_RUNS

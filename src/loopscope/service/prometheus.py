@@ -1,7 +1,5 @@
 """The text that Prometheus reads: a bounded number of gauges per run, a bounded number of runs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Answers whose text strangers chose: a name that is no valid text is answered with signs in its place, not refused."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rows of a table over the API: known tables and columns only, and never more than can be paid for."""
 
-from __future__ import annotations
-
 import datetime
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What is read of a run, once per change of its files, however many ask."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The alert rules of a run: what a resumed attempt begins with, and what run.json says of them."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """`loopscope.attach`: observe a model that was not written for loopscope."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path

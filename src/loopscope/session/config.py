@@ -1,7 +1,5 @@
 """The configuration of a run, checked when it is made."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal, get_args

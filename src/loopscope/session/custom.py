@@ -1,7 +1,5 @@
 """The user's own metrics: built once, run on every traced forward, written as health rows."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Losses from the model's output, kept as device scalars until they may be read without waiting."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from loopscope.capture.adapter import LossParts

@@ -1,7 +1,5 @@
 """What a run asks of a trainer: how its ranks agree, its model, its probe corpus."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 

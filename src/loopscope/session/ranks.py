@@ -1,7 +1,5 @@
 """This process among its ranks, from torch.distributed where that is initialised."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 

@@ -1,7 +1,5 @@
 """Which steps are traced and probed. Pure functions of the step, so that every rank decides alike."""
 
-from __future__ import annotations
-
 import math
 
 PROBE_SHARE = 0.01

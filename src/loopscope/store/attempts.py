@@ -1,7 +1,5 @@
 """Attempts of a run, and which of them are live at which steps."""
 
-from __future__ import annotations
-
 import os
 import platform
 from collections.abc import Collection, Mapping, Sequence

@@ -3,8 +3,6 @@
 run.json, the records of attempts and the ledgers are written and read through this module alone.
 """
 
-from __future__ import annotations
-
 import re
 import zlib
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """Every system call that can fail on a full or broken disk, in one place, so that tests can make it fail."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`schemas/<table>.v<N>.json`: every version of every table as a file, so that a change of one is seen in review."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 

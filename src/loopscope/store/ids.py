@@ -1,7 +1,5 @@
 """Identifiers of runs, and of the process that writes one."""
 
-from __future__ import annotations
-
 import os
 import platform
 import secrets

@@ -5,8 +5,6 @@ generation with O_EXCL, so that of several processes exactly one succeeds. A hol
 asked whether it lives; it touches its file every few seconds, and is taken for dead when it stops.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """run.json: what a run is. Written whole, by temporary name and rename, with its own checksum."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from pathlib import Path
 from typing import Any

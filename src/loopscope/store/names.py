@@ -1,7 +1,5 @@
 """Names of the files of a run."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Settings of a store that have sensible defaults; tests and benchmarks change them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

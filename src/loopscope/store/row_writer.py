@@ -1,7 +1,5 @@
 """What rows are written to: the one protocol of every writer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 

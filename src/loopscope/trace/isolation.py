@@ -1,7 +1,5 @@
 """A forward after which training continues as if it had not happened."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Every random stream a forward can draw from, saved and put back bit for bit."""
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 For CI and the toy run, not for the hot path: each check walks the garbage collector's list of objects.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

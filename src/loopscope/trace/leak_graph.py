@@ -4,8 +4,6 @@ A result such as ``logits.exp()`` saves only itself, so neither the input's obje
 alive, while everything that the input was computed from does.
 """
 
-from __future__ import annotations
-
 import gc
 import weakref
 from typing import Any

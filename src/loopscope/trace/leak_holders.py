@@ -1,7 +1,5 @@
 """Who holds a tensor, as far as the garbage collector can tell; text only."""
 
-from __future__ import annotations
-
 import gc
 import types
 import weakref

@@ -1,7 +1,5 @@
 """Old checkpoints' own model code, which builds TracePoints as they were before head and tail existed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from loopscope.trace.point import ROUTER_FIELDS, TracePoint, unrolled_position

@@ -1,7 +1,5 @@
 """The windows of several forwards over parts of one corpus, joined to the window of one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The sink: one module-level window per process that a model's eager outer loop records into; its windows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal
 

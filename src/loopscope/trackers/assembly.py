@@ -1,7 +1,5 @@
 """Rows one by one → the values of whole steps. Their number does not depend on the model's depth."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """At most so many keys, however deep the model: a key beyond the budget is refused, counted and told."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """Between a tracker and the training: whatever the tracker does, rows and losses are those without it."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import threading

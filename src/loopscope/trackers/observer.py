@@ -1,7 +1,5 @@
 """The trackers beside the training: they get the values of each whole step, from the rows that were written."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What a tracker is given, and what it must do with it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

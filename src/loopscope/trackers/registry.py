@@ -1,7 +1,5 @@
 """Which trackers there are, one file each in `backends/` and those that other packages register; and their start."""
 
-from __future__ import annotations
-
 import pkgutil
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

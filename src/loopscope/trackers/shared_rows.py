@@ -6,8 +6,6 @@ step on by one. torchtitan logs with its training step. So a row of ours may clo
 internal step stays at or below the training step that is under way: then every later row of the owner still counts.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The per-visit table of a traced step, and when it is shown."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`bad_input`: router tensors that are not what they are said to be."""
 
-from __future__ import annotations
-
 from loopscope.catalog.rule import Rule
 from loopscope.catalog.rules.events import of_events
 

@@ -1,7 +1,5 @@
 """`closure`: the total loss against the sum of its parts."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from loopscope.catalog.row_batch import RowBatch, Subjects

@@ -1,7 +1,5 @@
 """`coverage`: visits that were promised and not seen, or seen and not promised."""
 
-from __future__ import annotations
-
 from loopscope.catalog.rule import Rule, RuleCheck
 from loopscope.catalog.rules.events import of_events
 

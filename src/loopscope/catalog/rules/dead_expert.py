@@ -1,7 +1,5 @@
 """`dead_expert`: an expert that stays empty although it was due enough tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

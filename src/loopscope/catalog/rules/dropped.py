@@ -1,7 +1,5 @@
 """`dropped`: rows and measurements that were lost."""
 
-from __future__ import annotations
-
 from loopscope.catalog.rule import Rule
 from loopscope.catalog.rules.events import of_events
 

@@ -1,7 +1,5 @@
 """What the rules over health events share: a row that is more than information is an alert of the rule of its event."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

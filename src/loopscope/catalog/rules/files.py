@@ -1,7 +1,5 @@
 """`files`: damage to the run's files, which whoever reads the run finds; no row says it."""
 
-from __future__ import annotations
-
 from loopscope.catalog.rule import Rule, RuleCheck
 
 RULE = Rule(

@@ -1,7 +1,5 @@
 """`load_entropy`: the load's evenness, as a shortfall from 1."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from loopscope.catalog.row_batch import RowBatch

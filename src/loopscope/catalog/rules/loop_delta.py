@@ -1,7 +1,5 @@
 """`loop_delta`: how far a layer's last pass moves the state, against the best mean that the run has had."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """`loop_growth`: growth at one layer's last three step boundaries; where it falls, the reading is 0."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from loopscope.catalog.row_batch import PAIR, RowBatch

@@ -1,7 +1,5 @@
 """`maxvio`: the most overloaded expert, against what is possible and against what sampling alone shows."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from loopscope.catalog.row_batch import RowBatch

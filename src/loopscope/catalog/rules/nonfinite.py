@@ -1,7 +1,5 @@
 """`nonfinite`: NaN and infinity in losses, router tensors and residuals."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from loopscope.catalog.row_batch import RowBatch, Subjects

@@ -1,7 +1,5 @@
 """`other`: every health event that is more than information and belongs to no other rule."""
 
-from __future__ import annotations
-
 from loopscope.catalog.rule import Rule
 from loopscope.catalog.rules import bad_input, coverage, dropped, nonfinite
 from loopscope.catalog.rules.events import of_events

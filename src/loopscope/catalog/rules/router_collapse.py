@@ -1,7 +1,5 @@
 """`router_collapse`: token entropy and mutual information, both below their bounds."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from loopscope.catalog.row_batch import RowBatch

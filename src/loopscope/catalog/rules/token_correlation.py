@@ -1,7 +1,5 @@
 """`token_correlation`: how alike the tokens' states are at the last loop visit."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from loopscope.catalog.row_batch import RowBatch, Subjects, firsts

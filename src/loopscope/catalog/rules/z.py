@@ -1,7 +1,5 @@
 """`z`: the mean logsumexp and the largest logit, whichever is further out."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from loopscope.catalog.row_batch import RowBatch

@@ -1,7 +1,5 @@
 """`attempt`: one row per attempt of the run; one join with it gives any engine the live rows."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from loopscope.catalog.table import Column, TableSpec

@@ -1,7 +1,5 @@
 """`health`: what loopscope noticed about the run, and about itself."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from loopscope.catalog.gauge import Gauge

@@ -1,7 +1,5 @@
 """Columns that several tables share, and what names a row."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from loopscope.catalog.table import Column
@@ -81,3 +79,8 @@ ROW_KEY = ("run_id", "attempt", "step", "aggregation_scope", "rank")
 """What names a row of a table with one row per step."""
 VISIT_KEY = (*ROW_KEY, "unrolled_pos")
 """What names a row of a table with one row per step and visit."""
+
+# Said of many columns.
+SWITCH = "Fedus et al. 2021, arXiv 2101.03961"
+NO_TOKEN = "no valid token: absent"
+BY_TOKEN = "mean by num_tokens"

@@ -1,7 +1,5 @@
 """`loss`: one row per optimizer step."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from loopscope.catalog.gauge import Gauge

@@ -1,7 +1,5 @@
 """`probe_loss`: loss over a fixed corpus, by stratum."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from loopscope.catalog.gauge import Gauge

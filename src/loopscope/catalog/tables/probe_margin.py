@@ -1,7 +1,5 @@
 """`probe_margin`: margins and selection gaps against shuffled scores."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from loopscope.catalog.table import Column, TableSpec

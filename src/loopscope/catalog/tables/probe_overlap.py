@@ -1,7 +1,5 @@
 """`probe_overlap`: which experts the loop steps of a layer share, over a fixed corpus."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from loopscope.catalog.gauge import Gauge

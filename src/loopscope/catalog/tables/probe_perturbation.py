@@ -1,7 +1,5 @@
 """`probe_perturbation`: how a small disturbance of the loop's input grows."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from loopscope.catalog.table import Column, TableSpec

@@ -1,7 +1,5 @@
 """`probe_readout`: what the model would predict if its loop ended earlier."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from loopscope.catalog.table import Column, TableSpec

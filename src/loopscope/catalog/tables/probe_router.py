@@ -1,10 +1,9 @@
 """`probe_router`: the columns of `router` over a fixed probe corpus."""
 
-from __future__ import annotations
-
 from loopscope.catalog.table import TableSpec
 from loopscope.catalog.tables import router
 from loopscope.catalog.tables.keys import CORPUS_KEYS, VISIT_KEY
+from loopscope.catalog.tables.router_scores import SCORES
 
 TABLE = TableSpec(
     name="probe_router",
@@ -12,5 +11,5 @@ TABLE = TableSpec(
     primary_key=(*VISIT_KEY, "corpus_hash"),
     version=router.TABLE.version,
     oldest=router.TABLE.oldest,
-    columns=(*router.KEYS, *CORPUS_KEYS, *router.LOAD, *router.SCORES),
+    columns=(*router.KEYS, *CORPUS_KEYS, *router.LOAD, *SCORES),
 )

@@ -1,7 +1,5 @@
 """`probe_saturation`: how much of each token's choice stayed the same between two probes."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from loopscope.catalog.table import Column, Picture, TableSpec

@@ -1,7 +1,5 @@
 """`probe_specialisation`: what experts are chosen for."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from loopscope.catalog.table import Column, TableSpec

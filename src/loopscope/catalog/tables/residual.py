@@ -1,7 +1,5 @@
 """`residual`: size and spread of a block's output."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from loopscope.catalog.gauge import Gauge

@@ -1,7 +1,5 @@
 """`transition`: how far the hidden state moves from one visit to another, and whether the choice repeats."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from loopscope.catalog.gauge import Gauge

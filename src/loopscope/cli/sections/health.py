@@ -1,7 +1,5 @@
 """Was everything seen, was anything lost, and what did watching cost?"""
 
-from __future__ import annotations
-
 from rich.console import RenderableType
 from rich.text import Text
 

@@ -1,7 +1,5 @@
 """Which run this is, and what it holds."""
 
-from __future__ import annotations
-
 from rich.console import RenderableType
 from rich.text import Text
 

@@ -1,7 +1,5 @@
 """Does the loop converge? How far one pass still moves the hidden state, first and last traced step."""
 
-from __future__ import annotations
-
 import itertools
 from operator import itemgetter
 from typing import Any

@@ -1,7 +1,5 @@
 """The loss and its parts: first, last, lowest, and whether they add up."""
 
-from __future__ import annotations
-
 from operator import itemgetter
 from typing import Any
 

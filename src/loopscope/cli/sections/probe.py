@@ -1,7 +1,5 @@
 """The fixed corpus: its loss, the experts that loop steps choose, and what every pass through the loop adds."""
 
-from __future__ import annotations
-
 import itertools
 from operator import itemgetter
 from typing import Any

@@ -1,7 +1,5 @@
 """Routers: the worst visits of the run, and every depth at the last traced step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Reads rows for people, and says why a value is missing."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence

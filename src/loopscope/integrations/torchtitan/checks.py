@@ -1,7 +1,5 @@
 """What this version cannot observe rightly is refused before training starts, by the flag that asks for it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn

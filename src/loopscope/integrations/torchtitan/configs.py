@@ -1,7 +1,5 @@
 """Ready configurations for ``--module loopscope.integrations.torchtitan.configs --config NAME``."""
 
-from __future__ import annotations
-
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.loss import CrossEntropyLoss
 from torchtitan.components.metrics import MetricsProcessor

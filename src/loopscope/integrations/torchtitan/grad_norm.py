@@ -1,7 +1,5 @@
 """The gradient norm of a step, which torchtitan keeps in a local variable of ``train_step``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

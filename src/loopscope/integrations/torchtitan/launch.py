@@ -4,8 +4,6 @@ It takes what ``torchtitan.train`` takes, and makes torchtitan run on CPU where 
 that names a wrong setting ends with exit status 2 and one message instead of a traceback.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Any

@@ -9,8 +9,6 @@ With torchtitan's own trainer::
 `LoopscopeTrainer` calls `observe` on such a model, which gives it the trace contract.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The training objective of one microbatch and the losses of a step, with torchtitan's scaling."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch

@@ -1,7 +1,5 @@
 """Probes of finished checkpoints: the same functions as online, into a run of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

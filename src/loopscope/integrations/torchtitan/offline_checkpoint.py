@@ -1,7 +1,5 @@
 """A finished torchtitan checkpoint of the reference model: where it belongs, whether it is whole, and its model."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections import defaultdict

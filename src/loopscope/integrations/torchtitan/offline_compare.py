@@ -1,7 +1,5 @@
 """Two checkpoints over the same documents: which visits changed, by how much, and whether that means anything."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from pathlib import Path
 

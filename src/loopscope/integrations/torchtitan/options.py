@@ -1,7 +1,5 @@
 """What loopscope adds to torchtitan's configuration, under ``--loopscope.*``."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """The probe of a torchtitan run: the fixed corpus through the model, on every rank alike."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Nothing here needs torch until `register_dataset`; `loopscope train` prepares the text before the ranks start.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Finds and reads the text a run trains on: the standard library's sources, or the user's own files."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import sysconfig

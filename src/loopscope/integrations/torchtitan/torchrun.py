@@ -4,8 +4,6 @@
 2 where a rank said that the question was wrong, 128 + N where signal N ended it, else 1.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """W&B and TensorBoard as torchtitan's own settings switch them on: one run, one folder, no second ones."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """torchtitan's trainer with loopscope inside: loss rows every step, traces and probes at theirs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path

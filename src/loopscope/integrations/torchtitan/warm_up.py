@@ -1,7 +1,5 @@
 """Compile the reductions for a run's own shapes, before its first step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 

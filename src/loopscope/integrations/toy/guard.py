@@ -1,7 +1,5 @@
 """A collector around another one that checks the lifetime rule after every callback."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from loopscope.trace import (

@@ -1,7 +1,5 @@
 """A collector that leaks on purpose, one kind at a time: proof that the leak check sees each of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal, get_args
 

@@ -1,7 +1,5 @@
 """The training loop of the toy: the least that a custom loop has to do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The toy's text, one token per character."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

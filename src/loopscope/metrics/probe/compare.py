@@ -1,7 +1,5 @@
 """Differences between two checkpoints over the same documents, with bootstrap intervals."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How often a token, and the pair that it ends, occurred earlier in its document: in-context repetition."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

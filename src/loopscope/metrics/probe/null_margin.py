@@ -1,7 +1,5 @@
 """Is a router's margin wider than its scores alone explain? The margin against shuffled scores, calibrated."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal, get_args

@@ -1,7 +1,5 @@
 """How a small disturbance of the loop's input grows from pass to pass."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

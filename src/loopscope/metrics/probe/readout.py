@@ -1,7 +1,5 @@
 """What the model would say after each pass through the loop: loss, change and settling of its predictions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

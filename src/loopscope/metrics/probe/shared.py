@@ -1,7 +1,5 @@
 """How many experts two visits of one physical layer share, token by token, as exact counts."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from jaxtyping import Int

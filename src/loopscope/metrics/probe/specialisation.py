@@ -1,7 +1,5 @@
 """What experts are chosen for: domains, tokens of the vocabulary, and each other."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

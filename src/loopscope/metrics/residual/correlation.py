@@ -1,7 +1,5 @@
 """Mean cosine between the tokens of a sequence: 1 when all are alike, about 0 for independent directions."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from loopscope.metrics.context import VisitContext

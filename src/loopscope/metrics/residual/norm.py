@@ -1,7 +1,5 @@
 """Size of a block's output."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from loopscope.metrics.context import VisitContext

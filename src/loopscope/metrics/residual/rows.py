@@ -1,7 +1,5 @@
 """One walk over a block's output: what each token and each sequence needs of it, a piece in cache at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

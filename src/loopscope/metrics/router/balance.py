@@ -1,7 +1,5 @@
 """The Switch load-balancing loss, E·Σ_e f_e·P_e, from merged loads and as the mean over microbatches."""
 
-from __future__ import annotations
-
 import torch
 
 from loopscope.metrics.context import VisitContext

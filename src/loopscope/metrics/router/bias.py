@@ -1,7 +1,5 @@
 """The bias that a loss-free balancing router adds to its scores, and how much it changes the choice."""
 
-from __future__ import annotations
-
 import torch
 
 from loopscope.metrics.context import VisitContext

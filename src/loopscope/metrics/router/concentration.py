@@ -1,7 +1,5 @@
 """How much probability the best expert and the chosen experts have."""
 
-from __future__ import annotations
-
 from loopscope.metrics.context import VisitContext
 from loopscope.metrics.family import Family, FoundColumns, Partials, Slot, SlotTensors
 

@@ -1,7 +1,5 @@
 """Experts without a token, beside how many a balanced router would leave without one by chance."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from loopscope.metrics.context import VisitContext

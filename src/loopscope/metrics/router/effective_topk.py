@@ -1,7 +1,5 @@
 """How many of a token's chosen experts count: the participation ratio of its combine weights, 1 to k."""
 
-from __future__ import annotations
-
 from loopscope.metrics.context import VisitContext
 from loopscope.metrics.dense import safe_ratio
 from loopscope.metrics.family import NOT_APPLICABLE, Family, FoundColumns, Partials, Slot, SlotTensors

@@ -1,7 +1,5 @@
 """How undecided the router is about each token: H(p_t), and what the expert tells about the token."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """Counters that say whether the input is what the contract promises; `faults` judges them. No column."""
 
-from __future__ import annotations
-
 import torch
 
 from loopscope.metrics.context import VisitContext

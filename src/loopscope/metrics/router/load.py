@@ -1,7 +1,5 @@
 """Load per expert, and its entropy: c_e, f_e = c_e/(kT), H(f)."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from loopscope.metrics.context import VisitContext

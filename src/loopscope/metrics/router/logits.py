@@ -1,7 +1,5 @@
 """Size of the logits, and how many router entries are not finite."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,8 +1,6 @@
 """How clear a choice is, of the choice scores r in falling order: the margin among the chosen, r_(1) − r_(k), and the
 selection gap r_(k) − r_(k+1), which says how nearly another expert set would have been chosen."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Combine-weight mass per expert: m_e = Σ_t w_te, and its largest violation beside that of the counts."""
 
-from __future__ import annotations
-
 import torch
 
 from loopscope.metrics.context import VisitContext

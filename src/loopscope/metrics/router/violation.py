@@ -1,7 +1,5 @@
 """How far the most loaded, the least loaded and the average expert are from balance: u_e = E·f_e."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """The router's z_t = logsumexp of the logits, and with it the router z-loss."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

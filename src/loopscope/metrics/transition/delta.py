@@ -1,7 +1,5 @@
 """How far a block output moves: ‖D‖, relative to where it was, and in which direction. D = h_to − h_from."""
 
-from __future__ import annotations
-
 from loopscope.metrics.context import PairContext
 from loopscope.metrics.dense import bad_entries, safe_ratio
 from loopscope.metrics.family import Family, FoundColumns, Partials, Slot, SlotTensors

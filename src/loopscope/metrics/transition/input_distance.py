@@ -1,7 +1,5 @@
 """Distance of a loop state from the loop's input: the last head output, before any injection."""
 
-from __future__ import annotations
-
 from loopscope.metrics.context import PairContext
 from loopscope.metrics.family import Family, FoundColumns, Partials
 

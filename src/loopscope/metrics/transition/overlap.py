@@ -1,7 +1,5 @@
 """How much of the expert sets two visits of one physical layer share, beside what chance would give."""
 
-from __future__ import annotations
-
 from math import comb
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How successive updates of a loop relate: D_r = h_r − h_{r−1} at one layer against D_{r−1}."""
 
-from __future__ import annotations
-
 import torch
 
 from loopscope.metrics.context import PairContext

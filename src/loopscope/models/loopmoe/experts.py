@@ -1,7 +1,5 @@
 """torchtitan's grouped experts, computing in the dtype that their input has where the device can."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, cast
 

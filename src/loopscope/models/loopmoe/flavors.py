@@ -1,7 +1,5 @@
 """Named sizes of the reference model."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The reference looped MoE: head, shared stack of L layers run R times, tail."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product

@@ -1,7 +1,5 @@
 """FSDP2, recompute and per-block compile for the reference model; everything else is refused by name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import spmd_types as spmd

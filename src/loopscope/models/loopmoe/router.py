@@ -1,7 +1,5 @@
 """Softmax top-k router that also hands over what a trace needs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

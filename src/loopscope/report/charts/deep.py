@@ -1,7 +1,5 @@
 """The deep probe: what each pass through the loop adds, structure of the choice, growth of a disturbance."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow.compute as pc

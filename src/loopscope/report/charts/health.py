@@ -1,7 +1,5 @@
 """Whether the measurement itself can be trusted, and what it costs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from loopscope.analysis.records import value

@@ -1,7 +1,5 @@
 """Whether the loop converges: size and movement of the hidden state per loop step."""
 
-from __future__ import annotations
-
 from loopscope.analysis.records import value
 from loopscope.catalog.rows import evenly
 from loopscope.report.chart import Chart, Section

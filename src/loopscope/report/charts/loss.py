@@ -1,7 +1,5 @@
 """The table of losses: the loss and its parts; throughput, gradient norm and learning rate."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whether later loop steps choose the experts that earlier ones chose."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pyarrow.compute as pc
 

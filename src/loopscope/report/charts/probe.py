@@ -1,7 +1,5 @@
 """The loss on the fixed corpus, by stratum."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from loopscope.catalog.registry import TABLES

@@ -1,7 +1,5 @@
 """What the routers do: maps over training and depth, and which experts carry the load."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Structure of the choice of experts: margins against a null, specialisation, and what stayed since the last probe."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow as pa

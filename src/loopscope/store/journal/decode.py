@@ -1,7 +1,5 @@
 """Decoding a journal: what is damaged or missing, and its rows as Arrow columns, a chunk at a time."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ The first frame is the header. Every other one is a row: its table, and its valu
 The first row of each table holds the columns' names too, so that a reader of another version knows them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Sequence

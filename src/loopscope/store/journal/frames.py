@@ -5,8 +5,6 @@ missing between two good ones. The header looks alike in every format; the check
 format's number, so that a journal of another format holds no good row, even where its header is lost.
 """
 
-from __future__ import annotations
-
 import contextlib
 import struct
 import zlib

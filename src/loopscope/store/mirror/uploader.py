@@ -1,7 +1,5 @@
 """The thread that keeps a remote copy of a run's sealed files up to date."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

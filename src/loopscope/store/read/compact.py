@@ -1,7 +1,5 @@
 """Compaction: the live rows of a run as a dataset of few, large Parquet files that any engine reads as it is."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

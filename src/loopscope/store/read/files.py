@@ -1,7 +1,5 @@
 """The files of a run directory: journals, ledgers, parts, and what does not belong there; what makes a part right."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Mapping

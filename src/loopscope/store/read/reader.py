@@ -1,7 +1,5 @@
 """Reading a run while it is written, after a crash, after rollbacks: sealed parts and what the journals hold."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

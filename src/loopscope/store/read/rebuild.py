@@ -1,7 +1,5 @@
 """Identity and attempts of a run whose run.json is lost, from its parts and journals alone."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """Verification of a whole run directory."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sealing: a journal that no process writes any more becomes one Parquet part per table, and is removed."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

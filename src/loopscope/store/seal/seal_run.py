@@ -1,7 +1,5 @@
 """Sealing all journals of a run that no process writes any more, and sweeping up what processes that died left."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator

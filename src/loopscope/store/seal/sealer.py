@@ -4,8 +4,6 @@ Converting rows to Parquet in a thread of the training process would hold the in
 at a time; here it costs the training thread nothing, and a crash of the Parquet library stays here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

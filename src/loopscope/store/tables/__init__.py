@@ -1,7 +1,5 @@
 """The tables of the catalogue in the forms that storage needs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 

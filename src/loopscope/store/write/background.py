@@ -1,7 +1,5 @@
 """The background thread of a store: fsync and rotation by time, heartbeats, sealing."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import subprocess

@@ -5,8 +5,6 @@ trainer's own writer: TensorBoard follows only the newest event file of a folder
 first. Else it is `tensorboard` in the run's folder; a resumed attempt purges the steps that it trains again.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -6,8 +6,6 @@ carry ``loopscope/step``, which is their x axis: W&B's own step only rises, and 
 rollback. W&B reads its own settings from the environment (WANDB_MODE, WANDB_PROJECT, WANDB_ENTITY, ...).
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 
