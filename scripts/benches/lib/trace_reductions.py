@@ -68,7 +68,7 @@ def reductions(sink: dict[int, TracePoint], *, repeats: int, device: str, compil
     visits = nbytes(x for point in sink.values() for x in point.tensors().values())
     probe = StepAccumulator()
     probe.add(sink)
-    pairs = [key for key in probe.take()[0] if not isinstance(key, VisitSpec)]
+    pairs = [key for key in probe.partials if not isinstance(key, VisitSpec)]
     pair_bytes = 0
     for pair in pairs:
         source, target = sink[pair.source.unrolled_pos], sink[pair.target.unrolled_pos]
