@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from store_runs import QUIET, loss, visit, write_attempt
 
+from loopscope import open_run
 from loopscope.errors import ConfigError, StoreError
 from loopscope.store import Attempt, LiveRange, RunReader, RunStore, live_ranges
 from loopscope.store.read.verify import verify_run
@@ -51,6 +52,23 @@ def test_no_rows_no_live_rows() -> None:
 
 def test_a_chain_that_bites_its_tail_ends() -> None:
     assert set(live_ranges(attempts((1, 2), (5, 1)), {1, 2})) == {1, 2}
+
+
+@pytest.mark.parametrize("seal", [True, False])
+def test_a_run_that_has_events_alone_shows_them(tmp_path: Path, seal: bool) -> None:
+    root = tmp_path / "run"
+    store = RunStore.create(root, options=QUIET)
+    writer = store.writer(attempt=store.claim_attempt(first_step=1))
+    writer.append(
+        "health",
+        {"step": 1, "aggregation_scope": "global", "event": "no_trace", "severity": "critical"},
+    )
+    store.close(seal=seal)
+    assert open_run(root).arrow("health")["event"].to_pylist() == ["no_trace"]
+    assert not verify_run(root).problems
+    # As soon as an attempt has a row of training, one that has none no longer stands for the run.
+    write_attempt(root, range(1, 3))
+    assert not open_run(root).arrow("health").num_rows
 
 
 def test_superseded_rows_are_kept_and_not_live(tmp_path: Path) -> None:

@@ -157,6 +157,14 @@ def attempts_with_progress(
     return {part.segment.attempt for found in progress for part in found}
 
 
+def attempts_that_count(parts: Mapping[str, list[SealedPart]], tables: Mapping[str, TableSchema]) -> set[int]:
+    """Attempts with progress. Where none has any, those with a row: all that a run has are then its events, and a
+    training that could not be observed must not read as one that has nothing to say."""
+    return attempts_with_progress(parts, tables) or {
+        part.segment.attempt for found in parts.values() for part in found
+    }
+
+
 def last_seq(root: Path, attempt: int, writer: str) -> int:
     """The highest sequence number that a writer's files have: its next file takes the one behind it."""
     prefix = f"{attempt:05d}-{writer}-"

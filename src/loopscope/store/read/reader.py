@@ -28,6 +28,7 @@ from loopscope.store.read.files import (
     RunFiles,
     SealedPart,
     VerifiedPart,
+    attempts_that_count,
     attempts_with_progress,
     scan_files,
     verify_part,
@@ -71,6 +72,9 @@ class RunReader:
         for segment, data in self.files.journals.items():
             if segment.attempt not in with_rows and holds_row_of(data, progress):
                 with_rows.add(segment.attempt)
+        if not with_rows:
+            with_rows = attempts_that_count(self.files.parts, tables)
+            with_rows |= {s.attempt for s, data in self.files.journals.items() if holds_row_of(data, tables)}
         self.live: dict[int, LiveRange] = live_ranges(self.attempts, with_rows)
         """Attempt → steps at which its rows are live."""
 

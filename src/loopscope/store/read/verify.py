@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from loopscope.store.attempts import attempt_rows, live_ranges
 from loopscope.store.manifest import Attempt
 from loopscope.store.names import ATTEMPT_PART, JOURNAL_DIR, MANIFEST, TABLES_DIR, Segment, newest_of
-from loopscope.store.read.files import Problem, RunFiles, attempts_with_progress, scan_files
+from loopscope.store.read.files import Problem, RunFiles, attempts_that_count, scan_files
 from loopscope.store.read.reader import RunReader
 
 ATTEMPT_TABLE = f"{TABLES_DIR}/attempt/{ATTEMPT_PART}"
@@ -135,14 +135,15 @@ def _judge_attempt_table(reader: RunReader, got: list[dict[str, Any]] | Exceptio
     """
     if isinstance(got, Exception):
         return True, f"cannot be read ({got}); `loopscope seal` rewrites it"
-    sealed = attempts_with_progress(reader.files.parts, reader.schemas)
+    sealed = attempts_that_count(reader.files.parts, reader.schemas)
     if got is None:
         there = bool(reader.files.parts)
         return there, "is missing; `loopscope seal` rewrites it" if there else ""
     if got == _derived(reader, reader.attempts, max(sealed, default=None)):
         return False, ""
     before = reader.attempts[: len(got)]
-    if any(got == _derived(reader, before, newest) for newest in (None, *sorted(sealed))):
+    known = sorted({part.segment.attempt for parts in reader.files.parts.values() for part in parts})
+    if any(got == _derived(reader, before, newest) for newest in (None, *known)):
         return False, (
             "is older than the newest sealed rows: another engine that joins it misses them until `loopscope seal`, or "
             "the next sealing, rewrites it"

@@ -13,14 +13,14 @@ from loopscope.store.disk import LOCAL_DISK, Disk, write_file
 from loopscope.store.manifest import read_manifest
 from loopscope.store.names import ATTEMPT_PART, table_dir
 from loopscope.store.parts.parquet import PartMeta, parquet_bytes, temporary_for
-from loopscope.store.read.files import attempts_with_progress, scan_files
+from loopscope.store.read.files import attempts_that_count, scan_files
 from loopscope.store.tables import TABLES
 
 
 def refresh_attempt_table(root: Path, *, disk: Disk = LOCAL_DISK) -> None:
     """Rewrite the table from attempts/ and the sealed parts. Raises OSError or StoreError."""
     # Sealed rows only: an engine that reads Parquet sees no journal, and must not lose what a row there replaces.
-    data = attempt_table(root, attempts_with_progress(scan_files(root, journals=False).parts, TABLES))
+    data = attempt_table(root, attempts_that_count(scan_files(root, journals=False).parts, TABLES))
     folder = table_dir(root, "attempt")
     disk.mkdir(folder)
     write_file(disk, folder / ATTEMPT_PART, data, temporary_for(root, "attempts"))
