@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import re
 import weakref
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,7 @@ def test_hooks_are_gone_when_a_forward_raises_and_the_next_step_is_traced(tmp_pa
         broken.remove()
         assert hooks(model) == 2
         train_step(model)
-    assert {row["step"] for row in rows(tmp_path, "router")} == {2}
+    assert {row["step"] for row in rows(tmp_path, "router")} == {1}  # the step that was tried again
 
 
 def test_attaching_twice_is_an_error_and_again_afterwards_is_not(tmp_path: Path) -> None:
@@ -211,16 +212,23 @@ def test_a_model_without_a_plan_is_refused_with_a_draft() -> None:
         ({"router_logits": "output[1][0]", "topk_idx": "output[2]"}, "has no item 2"),
     ],
 )
-@pytest.mark.parametrize("on_error", ["record", "raise"])
-def test_a_wrong_source_stops_the_first_traced_step(
-    tmp_path: Path, tensors: dict[str, str], message: str, on_error: str
+def test_a_wrong_source_is_told_or_stops_the_first_traced_step(
+    tmp_path: Path, tensors: dict[str, str], message: str
 ) -> None:
     wrong = plan()
     wrong["*.moe"]["tensors"] = tensors
     model = make()
-    with pytest.raises(ReconcileError, match=message), attach(model, tmp_path, plan=wrong, on_error=on_error):
+    with pytest.raises(ReconcileError, match=message), attach(model, tmp_path, plan=wrong):
         train_step(model)
     assert hooks(model) == 0
+    with attach(model, tmp_path / "recorded", plan=wrong, on_error="record") as run:
+        for _ in range(2):
+            train_step(model)
+        assert run.step == 2  # training went on
+    assert not rows(tmp_path / "recorded", "router")
+    told = [row for row in rows(tmp_path / "recorded", "health") if row["event"] == "capture_failed"]
+    assert [(row["step"], row["severity"]) for row in told] == [(1, "critical"), (2, "critical")]
+    assert all(re.search(message, row["detail"]) for row in told)
 
 
 WRONG = {

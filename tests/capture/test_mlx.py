@@ -146,7 +146,10 @@ def test_the_reconciliation_fires(name: str, tmp_path: Path, monkeypatch: pytest
     )
     monkeypatch.setitem(DECODERS, "test_fewer", lambda module, output: output[..., :-1])
     model = build("olmoe")
-    with pytest.raises(ReconcileError), loopscope.attach(model, out=tmp_path / "run", plan=WRONG[name]):
+    with (
+        pytest.raises(ReconcileError),
+        loopscope.attach(model, out=tmp_path / "run", plan=WRONG[name], on_error="raise"),
+    ):
         model(tokens())
 
 
@@ -169,7 +172,7 @@ def test_a_compiled_step_says_so(tmp_path: Path) -> None:
     step = mx.compile(lambda ids: model(ids))
     with (
         pytest.raises(UnsupportedError, match=r"inside mx.compile"),
-        loopscope.attach(model, out=tmp_path / "run"),
+        loopscope.attach(model, out=tmp_path / "run", on_error="raise"),
     ):
         step(tokens())
     assert not loopscope.open_run(tmp_path / "run").arrow("router").num_rows

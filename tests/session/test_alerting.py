@@ -32,7 +32,7 @@ def attempt(out, steps, *, first_step=1, resume=False, before=None, wrong=lambda
         for step in range(first_step, first_step + steps):
             scope.begin_step(step)
             collector.on_metrics_step(step, loss(wrong(step)))
-        return scope, collector._writer
+        return scope, collector._rows.writer
 
 
 def alerts(out):

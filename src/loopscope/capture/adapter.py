@@ -75,6 +75,12 @@ class Adapter(Protocol):
     def is_training(self) -> bool:
         """True where the coming forward is one of training."""
 
+    def in_backward(self) -> bool:
+        """True where the coming forward is a recompute within backward."""
+
+    def ignored(self) -> str:
+        """Why the coming forward is none of training, in words."""
+
     def valid(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """[B, S] bool of tokens that are no padding; None where every token counts."""
 

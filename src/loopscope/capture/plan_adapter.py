@@ -53,6 +53,14 @@ class PlanAdapter:
         """The module of this name."""
         return self.modules()[name]
 
+    def in_backward(self) -> bool:
+        """Frameworks that recompute nothing."""
+        return False
+
+    def ignored(self) -> str:
+        """Said of a forward that is none of training."""
+        return "outside training"
+
     def valid(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The mask of the user's own function, where one was given."""
         return None if self._valid is None else self._valid(args, kwargs)

@@ -16,15 +16,30 @@ class ForwardObserver:
 
     Args:
         adapter: knows the model.
-        wanted: asked before each forward.
+        wanted: asked before each forward; True where it is to be recorded.
         deliver: gets the recording when its forward has ended well, before backward.
         ended: called after every forward that ended well, traced or not.
+        failed: called after every forward that raised.
+        broken: gets what kept a wanted forward from being recorded; it may raise it again.
+
+    A forward that runs inside another one, or within backward (activation recompute of the whole model), is part of
+    the one that it belongs to: nobody hears of it.
     """
 
     def __init__(
-        self, adapter: Adapter, *, wanted: Callable[[], bool], deliver: Deliver, ended: Ended | None = None
+        self,
+        adapter: Adapter,
+        *,
+        wanted: Callable[[], bool],
+        deliver: Deliver,
+        ended: Ended,
+        failed: Callable[[], None],
+        broken: Callable[[Exception], None],
     ) -> None:
-        self._adapter, self._wanted, self._deliver, self._ended = adapter, wanted, deliver, ended
+        self._adapter, self._wanted, self._deliver = adapter, wanted, deliver
+        self._ended, self._failed, self._broken = ended, failed, broken
+        self._depth = 0
+        self._counts = False
         self._open: tuple[AbstractContextManager[Recording], Recording] | None = None
         self._for_sink = False
         self.last_meta: TraceMeta | None = None
@@ -39,19 +54,31 @@ class ForwardObserver:
             self._remove = None
 
     def _before(self) -> None:
-        if self._open is not None:
-            # A forward inside a traced forward (recompute of a whole model, a draft model) is part of it.
+        self._depth += 1
+        if self._depth > 1:
+            return
+        self._counts = not self._adapter.in_backward()
+        if not self._counts:
             return
         armed = ACTIVE_TRACE_SINK.armed
         self._for_sink = armed and not getattr(self._adapter, "has_contract", False)  # else it records itself
         if self._for_sink or (not armed and self._wanted()):
-            context = self._adapter.listening()
-            self._open = (context, context.__enter__())
+            try:
+                context = self._adapter.listening()
+                self._open = (context, context.__enter__())
+            except Exception as error:
+                if self._for_sink:
+                    raise
+                self._broken(error)
 
     def _after(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any, failed: bool) -> None:
+        self._depth -= 1
+        if self._depth or not self._counts:
+            return
         recording = self._close()
         try:
             if failed:
+                self._failed()
                 return
             if recording is not None and self._for_sink:
                 self.last_meta = recording.meta()
@@ -60,8 +87,7 @@ class ForwardObserver:
                 return
             if recording is not None:
                 self._deliver(recording, args, kwargs, output)
-            if self._ended is not None:
-                self._ended(kwargs, output)
+            self._ended(kwargs, output)
         finally:
             if recording is not None:
                 recording.clear()

@@ -116,6 +116,14 @@ class TorchModelAdapter(PlanAdapter):
         """True in training mode with gradients."""
         return bool(self.model.training) and torch.is_grad_enabled()
 
+    def in_backward(self) -> bool:
+        """True while autograd runs: a forward then is activation recompute."""
+        return torch._C._current_graph_task_id() != -1
+
+    def ignored(self) -> str:
+        """Eval mode, or gradients that are off."""
+        return "without gradients" if self.model.training else "in eval mode (model.eval())"
+
 
 def _tensor_parallel(parameter: Any) -> bool:
     return "tp" in (getattr(getattr(parameter, "device_mesh", None), "mesh_dim_names", None) or ())

@@ -58,8 +58,9 @@ class Window:
         text and raised at the window's end."""
         try:
             taken = {name: self.take(source.read(call), name) for name, source in boundary.sources.items()}
-        except ReconcileError as error:
-            self.problems.append(f"{boundary.name}: {error}")
+        except Exception as error:  # noqa: BLE001 - a decoder, a property of somebody's module: anything
+            name = "" if isinstance(error, ReconcileError) else f"{type(error).__name__}: "
+            self.problems.append(f"{boundary.name}: {name}{error}")
             return
         residual = taken.pop("residual", None)
         if taken:

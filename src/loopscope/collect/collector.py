@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, get_args
 
 from loopscope.collect import health
-from loopscope.collect.context import RowContext, RowDict, Scope, StepClock
+from loopscope.collect.context import RowContext, RowDict, Scope
 from loopscope.collect.corpus_losses import ProbeCorpus
-from loopscope.collect.error_text import describe
 from loopscope.collect.exchange import exchange, merged_rows
 from loopscope.collect.exchange_layout import ExchangeLayout
 from loopscope.collect.headline import headline
@@ -21,6 +18,7 @@ from loopscope.collect.probe import reduce_probe
 from loopscope.collect.probe_stream import ProbeWindow
 from loopscope.collect.ranks import LocalReducer, RankReducer
 from loopscope.collect.rows import StepRows, rank_rows
+from loopscope.collect.run_rows import RunRows
 from loopscope.collect.traced_step import TracedStep, TracedSteps
 from loopscope.errors import ConfigError
 from loopscope.store import RowWriter
@@ -29,8 +27,6 @@ from loopscope.trace import LossComponents, OnError, TraceMeta, TraceSink, Visit
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
-
-_log = logging.getLogger("loopscope.collect")
 
 
 class Collector:
@@ -78,29 +74,34 @@ class Collector:
             )
         self.corpus = corpus
         """What the next probe runs over."""
-        self.errors = 0
-        """Exceptions that were kept from the training loop so far."""
-        self._writer = writer
-        self._context = context
         self._expected = expected_visits
         self._on_error: OnError = on_error
         self._reducer = reducer or LocalReducer()
         # Without a reducer the layout of a step is that of what was seen, so that rows of unpromised visits stay.
         self._layout = None if reducer is None else ExchangeLayout.of_expected(expected_visits)
-        self._scope: Scope = "rank_local" if reducer is None else "global"
         self._per_rank = per_rank and reducer is not None
-        self.writes = self._reducer.is_writer
-        """True where this rank's rows are written."""
-        self._clock = StepClock()
+        scope: Scope = "rank_local" if reducer is None else "global"
+        self._rows = RunRows(writer, context, on_error, scope=scope, writes=self._reducer.is_writer)
         self._steps = TracedSteps(isolate=on_error == "record" or self._reducer.num_ranks > 1)
         self._last_loss_step: int | None = None
+        self._last_traced = 0
         self._losses = PendingLosses(self._reducer)
         self._kept: Exception | None = None
 
     @property
+    def errors(self) -> int:
+        """Exceptions that were kept from the training loop so far."""
+        return self._rows.errors
+
+    @property
+    def writes(self) -> bool:
+        """True where this rank's rows are written."""
+        return self._rows.writes
+
+    @property
     def dropped(self) -> int:
         """Rows that could not be written, and callbacks that failed: what the run lacks."""
-        return self._writer.dropped + self.errors
+        return self._rows.dropped
 
     def begin_step(self, step: int, *, tokens_seen: int | None = None) -> None:
         """Note when `step` begins; call it before the step's callbacks.
@@ -109,7 +110,7 @@ class Collector:
             step: 1-based optimizer step.
             tokens_seen: training tokens of all ranks up to and including this step; None where unknown.
         """
-        self._clock.begin(step, tokens_seen)
+        self._rows.clock.begin(step, tokens_seen)
 
     def on_metrics_step(
         self,
@@ -121,6 +122,7 @@ class Collector:
         task_loss_sum: float | None = None,
         num_target_tokens: int | None = None,
         other_loss: float | None = None,
+        absent: Mapping[str, str] | None = None,
     ) -> dict[str, float]:
         """Write the step's `loss` row; see `LoopTraceCollector.on_metrics_step`.
 
@@ -132,12 +134,16 @@ class Collector:
             task_loss_sum: summed cross-entropy over the target tokens.
             num_target_tokens: tokens with a target.
             other_loss: further terms of the objective, already weighted; None where none is declared.
+            absent: column that does not exist here → why: a balancing loss that the objective lacks, a closure error
+                where one component is made from the others.
 
         Returns:
             `loss/task`, `loss/total`, `moe/lb_loss`, `health/dropped`.
         """
-        known = StepLoss(step, loss, grad_norm, lr, task_loss_sum, num_target_tokens, other_loss)
-        with self._guard("on_metrics_step", step):
+        known = StepLoss(
+            step, loss, grad_norm, lr, task_loss_sum, num_target_tokens, other_loss, absent or {}
+        )
+        with self._rows.guard("on_metrics_step", step):
             return self._loss(known)
         return {}
 
@@ -157,7 +163,7 @@ class Collector:
         Returns:
             The headline scalars of the newest loss that has arrived; nothing where none has.
         """
-        with self._guard("submit_loss", step):
+        with self._rows.guard("submit_loss", step):
             self._losses.submit(step, loss)
             return self._drain_losses(block=wait)
         return {}
@@ -170,35 +176,56 @@ class Collector:
         *,
         valid: Bool[Tensor, "B S"] | None = None,
         microbatch: int = 0,
-        num_microbatches: int = 1,
+        num_microbatches: int | None = 1,
     ) -> dict[str, float]:
         """Add one microbatch; with the last one write the step's rows. See `LoopTraceCollector.on_trace_step`.
 
-        A visit whose reduction fails costs its own row only (its metrics are null, reason `failed`). A window
-        that recorded a position twice keeps the first point, and `health` has a critical `sink_fault` row.
+        With `num_microbatches` None nobody knows yet how many there are, and `end_step` writes the rows. A visit
+        whose reduction fails costs its own row only (its metrics are null, reason `failed`). A window that recorded
+        a position twice keeps the first point, and `health` has a critical `sink_fault` row.
 
         Returns:
             With the last microbatch the `moe/*`, `loop/*` and `health/*` headline scalars, before it nothing.
         """
-        with self._guard("on_trace_step", step):
+        with self._rows.guard("on_trace_step", step):
             try:
                 if (before := self._steps.interrupted(step, microbatch)) is not None:
                     text = before.abandoned(f"step {step}, microbatch {microbatch} came")
-                    self._health(before.step, [text])
+                    self._rows.health(before.step, [text])
                 self._steps.add(step, sink, meta, valid, microbatch, num_microbatches)
             except Exception as error:
                 if self._reducer.num_ranks == 1:
                     raise
                 # The others are about to exchange; this rank joins them, and only then speaks of its error.
-                self._failed("on_trace_step", step, error)
+                self._rows.failed("on_trace_step", step, error)
                 self._kept = error
-            if microbatch + 1 != num_microbatches:
-                return {}
-            traced = self._steps.take()
-            if traced is None and self._reducer.num_ranks == 1:
-                return {}  # told when it failed
-            return self._finish(step, traced, num_microbatches)
+            if microbatch + 1 == num_microbatches:
+                return self._end(step, num_microbatches)
         return {}
+
+    def end_step(self, step: int) -> dict[str, float]:
+        """Close a traced step: no further microbatch of it comes. Where its rows are written already, do nothing.
+
+        With a reducer every rank calls it at every step that is to be traced, also where a rank saw nothing of it.
+
+        Returns:
+            As `on_trace_step` with the last microbatch.
+        """
+        with self._rows.guard("end_step", step):
+            if step > self._last_traced:
+                return self._end(step, self._steps.microbatches(step))
+        return {}
+
+    def skip_trace(self, step: int, detail: str) -> None:
+        """Give up the trace of a step, as a critical event `capture_failed`; `end_step` still closes it.
+
+        Args:
+            step: the step.
+            detail: why; text.
+        """
+        self._rows.errors += 1
+        self._steps.skip(step)
+        self._rows.health(step, [health.event("capture_failed", "critical", detail=detail)])
 
     def probe_window(self) -> ProbeWindow:
         """The window of the next probe, which reduces each visit as it happens."""
@@ -212,7 +239,7 @@ class Collector:
         Returns:
             `probe/loss`, `probe/overlap_mean` (mean top-k overlap over all pairs of loop steps of a layer).
         """
-        with self._guard("on_probe_step", step):
+        with self._rows.guard("on_probe_step", step):
             if not self.writes:
                 return {}  # every rank ran the same corpus; it counts once
             isolate, expected = self._on_error == "record", self._expected
@@ -220,6 +247,10 @@ class Collector:
             self._report(step, found)
             return headline(found.tables)
         return {}
+
+    def count_error(self) -> None:
+        """Count an exception that an integration kept from the training loop."""
+        self._rows.errors += 1
 
     def record_event(
         self,
@@ -233,51 +264,33 @@ class Collector:
     ) -> None:
         """Write a health row on behalf of the integration."""
         row = health.event(name, severity, detail=detail, unrolled_pos=unrolled_pos, value=value)
-        self._health(step, [row])
+        self._rows.health(step, [row])
 
     def record_rows(self, step: int, tables: Mapping[str, Iterable[RowDict]]) -> None:
         """Write a deep probe's rows: table → rows without run-level keys."""
         for table, rows in tables.items():
-            self._write(table, step, rows)
+            self._rows.write(table, step, rows)
 
     def flush(self, durable: bool = False) -> None:
         """Hand buffered rows over, losses under way included; to the disk where `durable` (at checkpoints)."""
-        with self._guard("flush", self._last_loss_step or 0):
+        with self._rows.guard("flush", self._last_loss_step or 0):
             self._drain_losses(block=True)
-        self._writer.flush(durable=durable)
+        self._rows.writer.flush(durable=durable)
 
     def close(self) -> None:
         """Write what is left and close the writer."""
-        with self._guard("close", self._last_loss_step or 0):
+        with self._rows.guard("close", self._last_loss_step or 0):
             self._drain_losses(block=True)
         if (traced := self._steps.take()) is not None:
-            self._health(traced.step, [traced.abandoned("the run ended")])
-        self._writer.close()
-
-    @contextmanager
-    def _guard(self, where: str, step: int) -> Iterator[None]:
-        """Under "record", keep what is raised inside from the training loop."""
-        try:
-            yield
-        except Exception as error:
-            if self._on_error == "raise":
-                raise
-            self._failed(where, step, error)
-
-    def _failed(self, where: str, step: int, error: Exception) -> None:
-        """Count an exception that is kept from the training loop, and keep it as text alone."""
-        self.errors += 1
-        detail = f"{where}: {describe(error)}"
-        if not self.writes:
-            _log.warning("loopscope, rank %d, step %d: %s", self._context.rank, step, detail)
-        self._health(step, [health.event("error", "critical", detail=detail, count=self.errors)])
+            self._rows.health(traced.step, [traced.abandoned("the run ended")])
+        self._rows.writer.close()
 
     def _loss(self, known: StepLoss) -> dict[str, float]:
         check_step_order(known.step, self._last_loss_step)
         self._last_loss_step = known.step
         row, events = loss_row(known)
-        self._write("loss", known.step, [row])
-        self._health(known.step, events)
+        self._rows.write("loss", known.step, [row])
+        self._rows.health(known.step, events)
         return {**headline({"loss": [row]}), "health/dropped": float(self.dropped)}
 
     def _drain_losses(self, *, block: bool = False) -> dict[str, float]:
@@ -286,16 +299,22 @@ class Collector:
             found = self._loss(arrived)
         return found
 
+    def _end(self, step: int, num_microbatches: int) -> dict[str, float]:
+        traced, self._last_traced = self._steps.take(), step
+        if traced is None and self._reducer.num_ranks == 1:
+            return {}  # told when it failed
+        return self._finish(step, traced, num_microbatches)
+
     def _finish(self, step: int, traced: TracedStep | None, num_microbatches: int) -> dict[str, float]:
         """Merge the step over ranks and write its rows. Collective: every rank comes here once per traced step."""
         layout = self._layout
         if layout is None:
             assert traced is not None  # one rank gives a failed step up at once
             layout = traced.accumulated.layout()
-        buffer = exchange(layout, traced, num_microbatches, self._reducer)
+        buffer = exchange(layout, traced, step, num_microbatches, self._reducer)
         if self._per_rank and traced is not None:
             for table, rows in rank_rows(traced.accumulated.finish()).items():
-                self._write(table, step, rows, "rank_local")
+                self._rows.write(table, step, rows, "rank_local")
         kept, self._kept = self._kept, None
         if kept is not None and self._on_error == "raise":
             raise kept
@@ -315,32 +334,14 @@ class Collector:
         """Write what a step gave and what is to be said about it; under "raise", raise its first problem."""
         began = time.perf_counter()
         for table, rows in found.tables.items():
-            self._write(table, step, rows)
-        self.errors += found.num_errors
+            self._rows.write(table, step, rows)
+        self._rows.errors += found.num_errors
         if traced is not None:
             traced.seconds["write"] = time.perf_counter() - began
             found.events.append(health.of_timing(traced.seconds, traced.num_microbatches))
-        self._health(step, found.events)
+        self._rows.health(step, found.events)
         if self._on_error == "raise" and found.problems:
             raise found.problems[0]
-
-    def _write(self, table: str, step: int, rows: Iterable[RowDict], scope: Scope | None = None) -> None:
-        if scope is None:
-            if not self.writes:
-                return
-            scope = self._scope
-        keys = {**self._context.keys(scope), "step": step, **self._clock.columns(step)}
-        if whole := [{**keys, **row} for row in rows]:
-            self._writer.append_many(table, whole)
-
-    def _health(self, step: int, events: Iterable[RowDict]) -> None:
-        # Even a writer that raises must not reach the training loop through the report of an error.
-        try:
-            self._write("health", step, events)
-        except Exception:
-            if self._on_error == "raise":
-                raise
-            self.errors += 1
 
 
 ParquetCollector = Collector

@@ -23,30 +23,29 @@ from loopscope.trace import VisitSpec
 
 
 def exchange(
-    layout: ExchangeLayout, traced: TracedStep | None, num_microbatches: int, reducer: RankReducer
+    layout: ExchangeLayout, traced: TracedStep | None, step: int, num_microbatches: int, reducer: RankReducer
 ) -> Tensor:
     """Fill both buffers and reduce them over ranks: exactly one SUM and one MAX, of fixed sizes. No sync.
 
     Args:
         layout: the same on every rank.
         traced: this rank's step; None where it failed as a whole.
+        step: its number.
         num_microbatches: of the step.
         reducer: over the ranks that hold different tokens.
 
     Returns:
         The reduced buffers, as `unpack` takes them.
     """
-    nothing = partial(pack, layout, {}, reducer.device, num_microbatches=num_microbatches, failed=True)
+    packed = partial(pack, layout, step=step, num_microbatches=num_microbatches)
     try:
         if traced is None:
-            buffer = nothing()
+            buffer = packed({}, reducer.device, failed=True)
         else:
             own = traced.accumulated
-            buffer = pack(
-                layout,
+            buffer = packed(
                 own.partials,
                 reducer.device,
-                num_microbatches=num_microbatches,
                 num_stacks=traced.meta.num_stacks,
                 sink_faults=len(own.sink_faults),
                 trace_bytes=own.trace_bytes,
@@ -54,7 +53,9 @@ def exchange(
     except Exception:
         if reducer.num_ranks == 1:
             raise
-        buffer = nothing()  # this rank must still take part, or the others wait for it forever
+        buffer = packed(
+            {}, reducer.device, failed=True
+        )  # this rank must still take part, or the others wait for it forever
     reducer.sum(buffer[: layout.n_sum])
     reducer.max(buffer[layout.n_sum :])
     return buffer
@@ -137,6 +138,9 @@ def _wrong(
     if merged.depth_differs:
         text = "ranks ran different numbers of loop steps; no rows were written, since they do not merge"
         yield "depth_differs", None, text
+    if merged.step_differs:
+        text = "ranks ended different steps together; no rows were written. Count steps alike on every rank"
+        yield "step_differs", None, text
     if unexpected := merged.counts["unexpected"]:
         text = "visits and pairs, over all ranks, that nobody promised; they are in no row"
         yield "unexpected_visits", unexpected, text

@@ -21,8 +21,8 @@ from loopscope.trace import VisitSpec
 STEP_SUMS = ("failed_ranks", "unexpected", "sink_faults", "trace_bytes")
 """What the SUM buffer says of the step: ranks that failed as a whole, visits and pairs that have no slot because nobody
 promised them, positions that were recorded twice, bytes of the traces."""
-STEP_MAXIMA = ("num_stacks", "minus_num_stacks", "num_microbatches")
-"""What the MAX buffer says of the step; R from both sides, so that ranks of different R are found."""
+STEP_MAXIMA = ("num_stacks", "minus_num_stacks", "num_microbatches", "step", "minus_step")
+"""What the MAX buffer says of the step; R and its number from both sides, so that ranks that differ are found."""
 SLOT_HEADER = ("times_seen", "failures", "sigmoid", "selection_scores")
 """What the SUM buffer says of each slot: what its merged vectors are made of."""
 

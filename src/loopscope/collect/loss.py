@@ -1,6 +1,7 @@
 """The `loss` row of one optimizer step."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from loopscope.collect import health
 from loopscope.collect.context import RowDict
@@ -26,6 +27,8 @@ class StepLoss:
     """Tokens with a target."""
     other_loss: float | None = None
     """Further terms of the objective, already weighted."""
+    absent: Mapping[str, str] = field(default_factory=dict)
+    """Column that is null whatever stands in `loss` → why."""
 
 
 def check_step_order(step: int, last_step: int | None) -> None:
@@ -52,6 +55,7 @@ def loss_row(of: StepLoss) -> tuple[RowDict, list[RowDict]]:
         num_target_tokens=of.num_target_tokens,
         grad_norm=of.grad_norm,
         lr=of.lr,
+        absent=of.absent,
     )
     events = []
     closure = finished.columns["closure_error"]

@@ -59,6 +59,8 @@ class StepPartials:
     """R of the step; None where no rank knew it, or ranks disagree."""
     depth_differs: bool
     """Ranks ran different R in one step: their rows cannot be merged."""
+    step_differs: bool
+    """Ranks are at different steps: the same."""
     num_microbatches: int
     counts: dict[str, int]
     """What `STEP_SUMS` names, over all ranks."""
@@ -72,6 +74,7 @@ def pack(
     device: torch.device | None = None,
     *,
     num_microbatches: int,
+    step: int = 0,
     num_stacks: int | None = None,
     failed: bool = False,
     sink_faults: int = 0,
@@ -84,6 +87,7 @@ def pack(
         partials: of this rank. What it lacks is zero in the SUM buffer and the identity in the MAX buffer.
         device: of the buffer; None: where the vectors are.
         num_microbatches: of the step.
+        step: its number.
         num_stacks: R of this rank's step; None where it is not known.
         failed: the step failed on this rank as a whole.
         sink_faults: positions that were recorded twice.
@@ -131,6 +135,7 @@ def pack(
         device = sums[0].device if sums else torch.device("cpu")
     depth = EMPTY if num_stacks is None else float(num_stacks)
     tops = [depth, EMPTY if num_stacks is None else -depth, float(num_microbatches)]
+    tops += [float(step), -float(step)]
     # Not waited for: both are read when everything is.
     header, top = (
         torch.tensor(values, dtype=torch.float64).to(device, non_blocking=True) for values in (head, tops)
@@ -148,10 +153,10 @@ def unpack(layout: ExchangeLayout, buffer: Tensor, extra: Tensor | None = None) 
     """
     host: NDArray[np.float64] = (buffer if extra is None else torch.cat([buffer, extra])).cpu().numpy()
     sums, maxima = host[: layout.n_sum], host[layout.n_sum : layout.n_sum + layout.n_max]
-    highest, minus_lowest, num_microbatches = maxima[: len(STEP_MAXIMA)].tolist()
+    highest, minus_lowest, num_microbatches, last_step, minus_first_step = maxima[: len(STEP_MAXIMA)].tolist()
     known = highest > EMPTY / 10
-    differs = known and highest != -minus_lowest
-    num_stacks = int(highest) if known and not differs else None
+    differs, step_differs = known and highest != -minus_lowest, last_step != -minus_first_step
+    num_stacks = int(highest) if known and not differs and not step_differs else None
     headers = (
         sums[len(STEP_SUMS) :][: len(SLOT_HEADER) * len(layout.layouts)]
         .reshape(-1, len(SLOT_HEADER))
@@ -194,6 +199,7 @@ def unpack(layout: ExchangeLayout, buffer: Tensor, extra: Tensor | None = None) 
         times_seen=times_seen,
         num_stacks=num_stacks,
         depth_differs=differs,
+        step_differs=step_differs,
         num_microbatches=int(num_microbatches),
         counts={name: int(value) for name, value in zip(STEP_SUMS, sums, strict=False)},
         extra=host[layout.n_sum + layout.n_max :],

@@ -21,17 +21,27 @@ class TracedStep:
     With `isolate` a visit whose reduction raises costs its own row only; without, the exception leaves.
     """
 
-    def __init__(self, step: int, meta: TraceMeta, num_microbatches: int, *, isolate: bool) -> None:
+    def __init__(self, step: int, meta: TraceMeta, num_microbatches: int | None, *, isolate: bool) -> None:
         meta.check()
         self.step = step
         self.meta = meta
-        self.num_microbatches = num_microbatches
+        self._promised = num_microbatches
         self.accumulated = StepAccumulator(isolate=isolate)
         self.seconds = {"reduce": 0.0, "finish": 0.0, "write": 0.0}
         """Loopscope's own time in the step."""
 
+    @property
+    def num_microbatches(self) -> int:
+        """Microbatches of the step: as promised, else those that came."""
+        return self.accumulated.microbatches if self._promised is None else self._promised
+
     def add(
-        self, sink: TraceSink, meta: TraceMeta, valid: Tensor | None, microbatch: int, num_microbatches: int
+        self,
+        sink: TraceSink,
+        meta: TraceMeta,
+        valid: Tensor | None,
+        microbatch: int,
+        num_microbatches: int | None,
     ) -> None:
         """Add the next microbatch.
 
@@ -40,10 +50,10 @@ class TracedStep:
             MetricInputError: a visit breaks its contract, and `isolate` is off.
         """
         began = time.perf_counter()
-        if (microbatch, num_microbatches) != (self.accumulated.microbatches, self.num_microbatches):
+        if (microbatch, num_microbatches) != (self.accumulated.microbatches, self._promised):
             raise TraceError(
                 f"step {self.step}: got microbatch {microbatch} of {num_microbatches}, expected "
-                f"{self.accumulated.microbatches} of {self.num_microbatches}. Call on_trace_step once per "
+                f"{self.accumulated.microbatches} of {self._promised}. Call on_trace_step once per "
                 "microbatch, in order, with the same num_microbatches."
             )
         if meta != self.meta:
@@ -57,8 +67,8 @@ class TracedStep:
     def abandoned(self, why: str) -> RowDict:
         """The health row of a step whose last microbatch never came; its rows would be partial."""
         detail = (
-            f"{self.accumulated.microbatches} of {self.num_microbatches} microbatches of the step were traced, then "
-            f"{why}; no rows were written for it"
+            f"{self.accumulated.microbatches} of {self._promised or 'an open number of'} microbatches of the step were "
+            f"traced, then {why}; no rows were written for it"
         )
         return health.event("trace_incomplete", "critical", detail=detail)
 
@@ -88,7 +98,7 @@ class TracedSteps:
         meta: TraceMeta,
         valid: Tensor | None,
         microbatch: int,
-        num_microbatches: int,
+        num_microbatches: int | None,
     ) -> None:
         """Add a microbatch to its step, which begins with its first one.
 
@@ -102,8 +112,16 @@ class TracedSteps:
                 self._open = TracedStep(step, meta, num_microbatches, isolate=self._isolate)
             self._open.add(sink, meta, valid, microbatch, num_microbatches)
         except Exception:
-            self._open, self._skipped = None, step
+            self.skip(step)
             raise
+
+    def microbatches(self, step: int) -> int:
+        """Microbatches that the open step has, where it is `step`."""
+        return 0 if self._open is None or self._open.step != step else self._open.num_microbatches
+
+    def skip(self, step: int) -> None:
+        """Give a step up: what it has and what still comes of it."""
+        self._open, self._skipped = None, step
 
     def take(self) -> TracedStep | None:
         """The open step, which is over with that; None where there is none, or it failed."""

@@ -1,10 +1,14 @@
 """The `loss` table: the components of one step, and whether they add up to what backward ran on."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 CLOSURE_TOLERANCE = 1e-4
 """|closure_error| above this times max(1, |total|) is a health event."""
+
+
+_NOTHING: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +36,13 @@ def finish_loss(
     num_target_tokens: int | None = None,
     grad_norm: float | None = None,
     lr: float | None = None,
+    absent: Mapping[str, str] = _NOTHING,
 ) -> FinishedLoss:
     """Columns of one optimizer step.
 
     ``closure_error = total − (task + lb_factor·lb + z_factor·z + other)``. `total_loss` must come from the
-    tensor that backward ran on, its scaling undone; taken from the components the check would be a tautology.
+    tensor that backward ran on, its scaling undone; taken from the components the check would be a tautology. Where
+    one of them is made from the others, say so in `absent` (column → why it is null): "closure_error" among them.
 
     >>> finish_loss(task_loss=2.0, lb_loss=1.5, lb_loss_factor=0.01, z_loss=0.0, z_loss_factor=0.0,
     ...             total_loss=2.03).closure_violated
@@ -59,7 +65,9 @@ def finish_loss(
     nulls: dict[str, str] = {}
     for name, value in given.items():
         columns[name] = None
-        if value is None:
+        if name in absent:
+            nulls[name] = f"absent:{absent[name]}"
+        elif value is None:
             nulls[name] = f"absent:{_WHY_ABSENT[name]}"
         elif not math.isfinite(value):
             nulls[name] = "nonfinite"
@@ -68,13 +76,17 @@ def finish_loss(
     parts = task_loss + lb_loss_factor * lb_loss + z_loss_factor * z_loss + (other_loss or 0.0)
     closure = total_loss - parts
     finite = math.isfinite(closure)
-    columns["closure_error"] = closure + 0.0 if finite else None
+    columns["closure_error"] = closure + 0.0 if finite and "closure_error" not in absent else None
     bad = [name for name, reason in nulls.items() if reason == "nonfinite"]
     columns["nonfinite_fields"] = ",".join(bad) or None
-    if not finite:
+    if "closure_error" in absent:
+        nulls["closure_error"] = f"absent:{absent['closure_error']}"
+    elif not finite:
         nulls["closure_error"] = "nonfinite"
     # nonfinite_fields says that nothing was wrong by being null; that needs no reason.
-    violated = finite and abs(closure) > CLOSURE_TOLERANCE * max(1.0, abs(total_loss))
+    violated = columns["closure_error"] is not None and abs(closure) > CLOSURE_TOLERANCE * max(
+        1.0, abs(total_loss)
+    )
     return FinishedLoss(columns, nulls, violated)
 
 

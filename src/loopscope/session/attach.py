@@ -15,6 +15,7 @@ from loopscope.capture.support import preflight
 from loopscope.errors import ConfigError
 from loopscope.session.attached import Attachment
 from loopscope.session.config import LoopscopeConfig, OnError
+from loopscope.session.optimizers import innermost
 
 
 def attach(
@@ -27,7 +28,8 @@ def attach(
     plan: Mapping[str, Any] | str | Path | None = None,
     run_name: str = "",
     require: Iterable[str] = (),
-    num_microbatches: int = 1,
+    num_microbatches: int | None = None,
+    optimizer: Any = None,
     first_step: int = 1,
     on_error: OnError = "record",
     resume: bool = False,
@@ -44,8 +46,9 @@ def attach(
         with loopscope.attach(model, out="runs/mine", every=10):
             train(model)
 
-    A step is `num_microbatches` training forwards (training mode, gradients on). Forwards in eval mode or without
-    gradients never count. Attaching a model that is attached already is an error.
+    A step is `num_microbatches` training forwards (training mode, gradients on); with `optimizer` all of them up to its
+    update. Forwards in eval mode or without gradients never count, nor those that raised. Attaching a model that is
+    attached already is an error.
 
     Args:
         model: a torch module, a transformers model, torchtitan's MoE, or an mlx model.
@@ -56,10 +59,12 @@ def attach(
         plan: overrides of the derived capture plan, or the path of a YAML file with them.
         run_name: name for people.
         require: metrics that must be there, as `column` or `table.column`.
-        num_microbatches: forwards per optimizer step.
+        num_microbatches: forwards per optimizer step; 1, or with `optimizer` as many as come.
+        optimizer: the torch optimizer (or all that share the model), whose update ends a step: no count is needed, and
+            groups may be of any size. An update that a gradient scaler skips is none: its forwards count to the next.
         first_step: the first step this attempt trains; restored step + 1 after a resume.
         on_error: "record" counts loopscope's errors and lets training go on, "raise" stops it. A capture that does not
-            reproduce the model's own choice stops the first traced step in either case.
+            reproduce the model's own choice gives no rows, and a critical event.
         resume: continue the run in `out`.
         per_rank: rank-local rows beside global ones.
         verify: reconcile every traced choice with its captured scores.
@@ -77,12 +82,18 @@ def attach(
         CoverageError: the routers found are not the MoE layers that the model declares.
     """
     require = tuple(require)
+    counted = num_microbatches is not None
+    if counted and (
+        not isinstance(num_microbatches, int) or num_microbatches is True or num_microbatches < 1
+    ):
+        raise ConfigError(f"num_microbatches is {num_microbatches!r}, expected an integer >= 1.")
+    optimizers = innermost(optimizer)
     backend = backend or backend_of(model)
     plan = load_overrides(plan) if isinstance(plan, (str, Path)) else plan
     adapter = resolve_adapter(task, backend)(model, overrides=plan, **options)
     given = {
         "trace_every": every,
-        "num_microbatches": num_microbatches,
+        **({"num_microbatches": num_microbatches} if counted else {}),
         "per_rank": per_rank,
         "resume": resume,
         "verify": verify,
@@ -94,8 +105,6 @@ def attach(
     gaps = preflight(settings, task, backend)
     capabilities = synthesize(requirements_by_metric(), adapter.backend_support())
     capabilities.require(require)
-    if isinstance(num_microbatches, bool) or not isinstance(num_microbatches, int) or num_microbatches < 1:
-        raise ConfigError(f"num_microbatches is {num_microbatches!r}, expected an integer >= 1.")
     config = LoopscopeConfig(
         out=Path(out),
         run_name=run_name,
@@ -118,7 +127,13 @@ def attach(
         "gaps": [f"{entry.field}: {entry.status}: {entry.reason}" for entry in gaps],
     }
     return Attachment(
-        adapter, config, settings, first_step=first_step, facts=facts, meshes=dict(meshes or {})
+        adapter,
+        config,
+        settings,
+        first_step=first_step,
+        facts=facts,
+        meshes=dict(meshes or {}),
+        optimizers=optimizers,
     )
 
 

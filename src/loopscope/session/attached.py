@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +13,11 @@ from loopscope.capture.runtime import ForwardObserver
 from loopscope.capture.visits import promised_meta
 from loopscope.errors import ConfigError, TraceError
 from loopscope.session.custom import CustomMetrics
-from loopscope.session.losses import LossLog
-from loopscope.session.ranks import decide, rank_and_world
+from loopscope.session.losses import LossLog, as_components
+from loopscope.session.optimizers import on_step
+from loopscope.session.ranks import decide, rank_and_world, rank_reducer
 from loopscope.session.run import Loopscope
+from loopscope.session.step_count import StepCount
 from loopscope.trace import LossComponents, TraceMeta
 
 if TYPE_CHECKING:
@@ -20,6 +25,8 @@ if TYPE_CHECKING:
     from loopscope.capture.settings import RunSettings
     from loopscope.collect import Collector
     from loopscope.session.config import LoopscopeConfig
+
+_log = logging.getLogger("loopscope.session")
 
 _ATTACHED: set[int] = set()
 
@@ -39,25 +46,36 @@ class Attachment:
         first_step: int,
         facts: Mapping[str, Any],
         meshes: Mapping[str, Any],
+        optimizers: tuple[Any, ...] = (),
     ) -> None:
         self.adapter = adapter
         self.settings = settings
         self.facts = facts
-        self.step = first_step - 1
-        """The optimizer step of the last training forward."""
         self.traced_steps = 0
         """Traced forwards that were handed over so far."""
         self._session = Loopscope(config)
         self._first_step = first_step
         self._meshes = meshes
-        self._microbatches = settings.num_microbatches
-        self._microbatch = -1
-        self._by_hand = False
+        self._optimizers = optimizers
+        counted = not optimizers or "num_microbatches" in settings.fields_set
+        self._count = StepCount(
+            first_step,
+            settings.num_microbatches if counted else None,
+            started=self._step_began,
+            ended=self._step_ended,
+        )
+        self._tokens_seen: int | None = None
+        self._counts = False
+        """Whether the forward that runs is one of training, of a step."""
+        self._ignored: Counter[str] = Counter()
+        """Why forwards did not count → how many."""
         self._observer: ForwardObserver | None = None
+        self._forget_optimizers: Callable[[], None]
         self._losses = LossLog()
         self._lr: float | None = None
         self._custom: CustomMetrics | None = None
         self._reads_loss = True
+        self._expects_trace = True
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -82,7 +100,7 @@ class Attachment:
                 rank=rank,
                 world_size=world_size,
                 decide=decide,
-                reducer=self._rank_reducer(world_size),
+                reducer=rank_reducer(self.adapter, world_size),
                 configuration={"capture": self.facts},
             )
             # No checkpoint says whose it is: a resume goes on with the newest attempt, from before `first_step`.
@@ -93,27 +111,41 @@ class Attachment:
                 parent_attempt=self._session.last_attempt if resumed else None,
             )
             self._observer = ForwardObserver(
-                self.adapter, wanted=self._wanted, deliver=self._deliver, ended=self._after_forward
+                self.adapter,
+                wanted=self._wanted,
+                deliver=self._deliver,
+                ended=self._after_forward,
+                failed=self._forget_forward,
+                broken=self._capture_failed,
             )
+            self._forget_optimizers = on_step(self._optimizers, self._count.updated)
         except BaseException:
+            if self._observer is not None:
+                self._observer.remove()
             self._session.close()
             raise
         _ATTACHED.add(id(model))
         return self
 
-    def close(self) -> None:
-        """Remove the hooks, write what is left. A second call does nothing."""
+    def close(self, *, expects_trace: bool = True) -> None:
+        """Remove the hooks, write what is left. A second call does nothing.
+
+        Args:
+            expects_trace: False where it is no fault that nothing was traced: training failed, or had no step left.
+        """
         observer, self._observer = self._observer, None
         if observer is None:
             return
         _ATTACHED.discard(id(self.adapter.model))
-        try:
+        with ExitStack() as stack:
+            stack.callback(self._session.close)
+            stack.callback(self._write_losses, self.step + 1)
             observer.remove()
-        finally:
-            try:
-                self._write_losses(self.step + 1)
-            finally:
-                self._session.close()
+            self._forget_optimizers()
+            self._expects_trace = expects_trace
+            if not self._count.has_begun and expects_trace:
+                self._nothing_came(self._first_step)
+            self._count.end()
 
     def __enter__(self) -> Attachment:
         return self.open()
@@ -121,7 +153,7 @@ class Attachment:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(expects_trace=kind is None)
 
     # -- for the training loop --------------------------------------------------------------------------------------
 
@@ -135,23 +167,54 @@ class Attachment:
         return self._session.collector
 
     @property
+    def step(self) -> int:
+        """The optimizer step of the last training forward; one less than the first before it."""
+        return self._count.step
+
+    @property
     def run_id(self) -> str:
         """UUIDv7 of the run."""
         return self._session.run_id
 
-    def begin_step(self, step: int, *, num_microbatches: int | None = None, lr: float | None = None) -> None:
+    def begin_step(
+        self,
+        step: int,
+        *,
+        num_microbatches: int | None = None,
+        lr: float | None = None,
+        tokens_seen: int | None = None,
+    ) -> None:
         """Say which optimizer step the coming forwards belong to; without it they are counted.
+
+        The step before ends with that, if `end_step` did not end it.
 
         Args:
             step: 1-based.
-            num_microbatches: forwards of this step, where it differs.
+            num_microbatches: forwards of this step; None: as many as come until it ends.
+            lr: learning rate of the update.
+            tokens_seen: training tokens of all ranks up to and including this step.
+        """
+        self._count.end()
+        self._lr, self._tokens_seen = lr, tokens_seen
+        self._count.begin(step, num_microbatches)
+
+    def end_step(self) -> None:
+        """Say that no further forward of the current step comes: its optimizer has stepped, or skipped."""
+        self._count.end()
+
+    def log_step(
+        self, step: int, *, loss: float | None = None, grad_norm: float | None = None, lr: float | None = None
+    ) -> None:
+        """Say what the trainer itself knows of a step whose loss is read from the model's output.
+
+        Args:
+            step: the step, whose `loss` row is not written yet: the current one, or the one before it.
+            loss: what backward ran on, over all microbatches and ranks. With it the closure of the row is a check: it
+                is compared with what the model's output says.
+            grad_norm: norm before clipping.
             lr: learning rate of the update.
         """
-        self._by_hand = True
-        self._start(step)
-        self._lr = lr
-        if num_microbatches is not None:
-            self._microbatches = num_microbatches
+        self._losses.told(step, total=loss, grad_norm=grad_norm, lr=lr)
 
     def log_loss(
         self, loss: float | LossComponents, *, grad_norm: float | None = None, lr: float | None = None
@@ -163,16 +226,11 @@ class Attachment:
             grad_norm: norm before clipping.
             lr: learning rate of the update.
         """
-        if self.step < self._first_step:
+        if not self._count.has_begun:
             raise ConfigError("log_loss() came before the first training forward; expected it after one.")
-        if not isinstance(loss, LossComponents):
-            loss = float(loss.detach() if hasattr(loss, "detach") else loss)
-            loss = LossComponents(
-                task_loss=loss, lb_loss=0.0, lb_loss_factor=0.0, z_loss=0.0, z_loss_factor=0.0,
-                total_loss=loss,
-            )  # fmt: skip
+        components, absent = as_components(loss)
         self._reads_loss = False
-        self.collector.on_metrics_step(self.step, loss, grad_norm, lr)
+        self.collector.on_metrics_step(self.step, components, grad_norm, lr, absent=absent)
 
     def trace_meta(self) -> TraceMeta:
         """For ``run_probe_forward(model, ids, meta=run.trace_meta(), ...)``, whose forward is recorded as well.
@@ -193,18 +251,20 @@ class Attachment:
 
     # -- around a forward ---------------------------------------------------------------------------------------------
 
-    def _start(self, step: int) -> None:
-        self.step = step
-        self._microbatch = -1
-        self._session.begin_step(step)
-
     def _wanted(self) -> bool:
-        if not self.adapter.is_training():
+        self._counts = self.adapter.is_training()
+        if not self._counts:
+            self._ignored[self.adapter.ignored()] += 1
             return False
-        if not self._by_hand and (self.step < self._first_step or self._microbatch + 1 >= self._microbatches):
-            self._start(self.step + 1)
-        self._microbatch += 1
-        return self._session.is_trace_step(self.step) and self._microbatch < self._microbatches
+        self._counts = self._count.forward()
+        if not self._counts:
+            self._ignored["outside begin_step() and end_step(), or beyond num_microbatches"] += 1
+            return False
+        return self._session.is_trace_step(self.step)
+
+    def _forget_forward(self) -> None:
+        if self._counts:
+            self._count.failed()
 
     def _deliver(
         self, recording: Recording, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any
@@ -213,45 +273,74 @@ class Attachment:
             points = recording.points(verify=self.settings.verify)
             meta = recording.meta()
             valid = self.adapter.valid(args, kwargs)
-        except Exception as error:
-            # A first trace that is wrong is a wrong set-up; later, the training loop comes first.
-            if self.traced_steps == 0 or self._session.config.on_error == "raise":
-                raise
-            detail = f"{type(error).__name__}: {error}"
-            self.collector.record_event(self.step, "capture_failed", "critical", detail=detail)
-            return
-        self._write_losses(self.step)
-        assert self._custom is not None
-        self._custom.run(self.collector, self.step, points, recording.blocks())
-        self.collector.on_trace_step(
-            self.step,
-            {point.unrolled_pos: point for point in points},
-            meta,
-            valid=valid,
-            microbatch=self._microbatch,
-            num_microbatches=self._microbatches,
-        )
+            self._write_losses(self.step)
+            assert self._custom is not None
+            self._custom.run(self.collector, self.step, points, recording.blocks())
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with a trace must not end the training
+            self._capture_failed(error)
+        else:
+            self.collector.on_trace_step(
+                self.step,
+                {point.unrolled_pos: point for point in points},
+                meta,
+                valid=valid,
+                microbatch=self._count.microbatch,
+                num_microbatches=self._count.num_microbatches,
+            )
+            points.clear()
         self.traced_steps += 1
-        points.clear()
+
+    def _capture_failed(self, error: Exception) -> None:
+        """A trace that is wrong has no rows; from here on nothing ends the training but "raise"."""
+        if self._session.config.on_error == "raise":
+            raise error
+        detail = f"{type(error).__name__}: {error}"
+        self.collector.skip_trace(self.step, detail)
+        _log.warning("step %d was not traced: %s", self.step, detail)
+
+    def _step_began(self, step: int) -> None:
+        self._session.begin_step(step, tokens_seen=self._tokens_seen)
+        self._tokens_seen = None
+
+    def _step_ended(self, step: int, saw_forward: bool) -> None:
+        """Where the step was to be traced, its rows are written."""
+        if self._session.is_trace_step(step):
+            if not saw_forward and self._expects_trace:
+                self._nothing_came(step)
+            self.collector.end_step(step)
+
+    def _nothing_came(self, step: int) -> None:
+        ignored = ", ".join(f"{count} {why}" for why, count in self._ignored.items())
+        detail = (
+            f"step {step} was to be traced and no training forward was seen in it"
+            f"{f' (forwards that do not count so far: {ignored})' if ignored else ''}. Expected the model that "
+            "was attached to be called itself (not .forward, not a part of it), in training mode with gradients"
+        )
+        self.collector.record_event(step, "no_trace", "critical", detail=detail)
+        _log.warning("%s", detail)
+        if self._session.config.on_error == "raise":
+            raise TraceError(detail)
 
     def _after_forward(self, kwargs: Mapping[str, Any], output: Any) -> None:
-        if self._reads_loss and self.adapter.is_training():
+        if self._counts:
+            self._read_loss(kwargs, output)
+            self._count.done()
+
+    def _read_loss(self, kwargs: Mapping[str, Any], output: Any) -> None:
+        if not self._reads_loss:
+            return
+        try:
             parts = self.adapter.losses(kwargs, output)
-            if parts is not None:
-                self._losses.add(self.step, parts, self._lr)
+        except Exception as error:  # a configuration or an output that nobody foresaw
+            if self._session.config.on_error == "raise":
+                raise
+            self._reads_loss = False
+            detail = f"no loss is read from the model's output any more: {type(error).__name__}: {error}"
+            self.collector.record_event(self.step, "loss_unread", "critical", detail=detail)
+            return
+        if parts is not None:
+            self._losses.add(self.step, parts, self._lr)
 
     def _write_losses(self, before: int) -> None:
-        for step, components, lr in self._losses.finished(before):
-            self.collector.on_metrics_step(step, components, None, lr)
-
-    def _rank_reducer(self, world_size: int) -> Any:
-        if world_size == 1:
-            return None
-        from loopscope.collect.ranks import GroupReducer
-
-        if not self.adapter.expected_visits():
-            raise ConfigError(
-                "rows of several ranks are merged by the promised visits, and this plan promises none. Give every "
-                "block of the plan its number of `calls` in one forward (at most, where it varies)."
-            )
-        return GroupReducer(next(iter(self.adapter.model.parameters())).device)
+        for step, components, known in self._losses.finished(before):
+            self.collector.on_metrics_step(step, components, **known)

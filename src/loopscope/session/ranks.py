@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from loopscope import errors
-from loopscope.errors import LoopscopeError
+from loopscope.capture.adapter import Adapter
+from loopscope.errors import ConfigError, LoopscopeError
 
 T = TypeVar("T")
 
@@ -54,3 +55,21 @@ def _initialised() -> Any:
     import torch.distributed as dist
 
     return dist if dist.is_available() and dist.is_initialized() else None
+
+
+def rank_reducer(adapter: Adapter, world_size: int) -> Any:
+    """What merges rows over ranks; None where there is one.
+
+    Raises:
+        ConfigError: the plan promises no visits, by which rows of several ranks are merged.
+    """
+    if world_size == 1:
+        return None
+    from loopscope.collect.ranks import GroupReducer
+
+    if not adapter.expected_visits():
+        raise ConfigError(
+            "rows of several ranks are merged by the promised visits, and this plan promises none. Give every "
+            "block of the plan its number of `calls` in one forward (at most, where it varies)."
+        )
+    return GroupReducer(next(iter(adapter.model.parameters())).device)

@@ -11,6 +11,8 @@ EVENTS = frozenset(
         "trace_incomplete",
         "depth_differs",
         "sink_fault",
+        "no_trace",
+        "capture_failed",
     }
 )
 

@@ -60,6 +60,7 @@ TABLE = TableSpec(
             formula="equal-weight mean of E·Σ f_e·P_e over visits, microbatches, ranks",
             unit="1",
             requires=("aux_loss",),
+            null_rule=f"the objective has none, or it is not told: absent; {_BAD}",
             shown=("summary", "diff"),
         ),
         _loss(name="lb_loss_factor", formula="factor of lb_loss in the total", unit="1", merge="constant"),
@@ -68,6 +69,7 @@ TABLE = TableSpec(
             formula="equal-weight mean of mean z² over visits, microbatches, ranks",
             unit="nats²",
             requires=("aux_loss",),
+            null_rule=f"the objective has none, or it is not told: absent; {_BAD}",
             shown=("summary", "diff"),
         ),
         _loss(name="z_loss_factor", formula="factor of z_loss in the total", unit="1", merge="constant"),
@@ -117,7 +119,7 @@ TABLE = TableSpec(
         _loss(
             name="closure_error",
             formula="total − (task + lb_factor·lb + z_factor·z + other)",
-            null_rule="a component is not finite: nonfinite",
+            null_rule="a component is made from the others: absent; one is not finite: nonfinite",
         ),
         _loss(
             name="nonfinite_fields",

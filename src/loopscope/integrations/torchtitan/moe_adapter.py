@@ -67,7 +67,10 @@ def observe(model: nn.Module) -> ForwardObserver:
     # Plain attributes, not submodules: nothing about the model's state or its names changes.
     model.expected_visits = lambda: visits  # type: ignore[assignment]
     model.trace_meta = lambda: meta  # type: ignore[assignment]
-    return ForwardObserver(adapter, wanted=lambda: False, deliver=lambda *_: None)
+    nothing: Any = lambda *_: None  # noqa: E731
+    return ForwardObserver(
+        adapter, wanted=lambda: False, deliver=nothing, ended=nothing, failed=nothing, broken=nothing
+    )
 
 
 def is_torchtitan_moe(model: nn.Module) -> bool:

@@ -154,7 +154,7 @@ class TrainerProbe:
             others_wait = dist.get_world_size() > 1 and raised_in_probe_forward(error)
             if self._session.config.on_error == "raise" or others_wait:
                 raise
-            self._collector().errors += 1
+            self._collector().count_error()
             failures.append(describe(error))
             return None
 

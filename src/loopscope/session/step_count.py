@@ -1,0 +1,98 @@
+"""Which optimizer step, and which microbatch of it, a training forward belongs to."""
+
+from collections.abc import Callable
+
+
+class StepCount:
+    """Counts training forwards into optimizer steps. Knows nothing of models: others tell it what happened.
+
+    A step begins with its first forward, or where `begin` says so, and ends once: with its last forward where their
+    number is known, with `end`, with an optimizer's update, or where the next step begins.
+
+    Args:
+        first_step: number of the first step.
+        num_microbatches: forwards of a step; None: as many as come before it is ended.
+        started: called when a step begins: its number.
+        ended: called when a step ends: its number, and whether it had a forward.
+    """
+
+    def __init__(
+        self,
+        first_step: int,
+        num_microbatches: int | None,
+        *,
+        started: Callable[[int], None],
+        ended: Callable[[int, bool], None],
+    ) -> None:
+        self.step = first_step - 1
+        """The current step, or the last one where none is open; `first_step` - 1 before the first."""
+        self.num_microbatches = num_microbatches
+        """Forwards of the current step, where that is known."""
+        self.microbatch = -1
+        """0-based number of the last forward within its step; -1 before the first."""
+        self._first_step = first_step
+        self._ended_step = first_step - 1
+        self._by_hand = False
+        self._started, self._ended = started, ended
+
+    @property
+    def has_begun(self) -> bool:
+        """True from the first step on."""
+        return self.step >= self._first_step
+
+    @property
+    def is_open(self) -> bool:
+        """True while a step has begun and not ended."""
+        return self.step > self._ended_step
+
+    @property
+    def is_full(self) -> bool:
+        """True where the current step has had all the forwards it was to have."""
+        return self.num_microbatches is not None and self.microbatch + 1 >= self.num_microbatches
+
+    def begin(self, step: int, num_microbatches: int | None) -> None:
+        """A step begins, by hand; the one before it ends."""
+        self.end()
+        self._by_hand, self.num_microbatches = True, num_microbatches
+        self._start(step)
+
+    def forward(self) -> bool:
+        """A training forward begins; False where it belongs to no step (outside those that are told by hand)."""
+        if not self._by_hand and (self.is_full or not self.is_open):
+            self.end()
+            self._start(self.step + 1)
+        if not self.is_open or self.is_full:
+            return False
+        self.microbatch += 1
+        return True
+
+    def failed(self) -> None:
+        """The last forward raised. It was no microbatch: the loop ends, or tries again."""
+        self.microbatch = max(self.microbatch - 1, -1)
+
+    def done(self) -> None:
+        """The last forward ended well, and is dealt with."""
+        if self.is_full:
+            self.end()
+
+    def updated(self, leads: bool = True) -> None:
+        """An optimizer has stepped.
+
+        Args:
+            leads: True for the one whose updates are steps even where no forward was seen in between; False for those
+                that share its update.
+        """
+        if leads and not self._by_hand and not self.is_open:
+            self._start(self.step + 1)
+        self.end()
+
+    def end(self) -> None:
+        """No further forward of the current step comes. Said twice, it means nothing."""
+        if self.is_open:
+            self._ended_step = self.step
+            self._ended(self.step, self.microbatch >= 0)
+
+    def _start(self, step: int) -> None:
+        self.step, self.microbatch = step, -1
+        self._ended_step = min(self._ended_step, step - 1)
+        self._started(step)
