@@ -102,6 +102,12 @@ class CapturePlan(FrozenMapping[str, CaptureSpec]):
             if set(spec.tensors) & set(ROUTER_TENSORS) and enclosing(name, blocks) == block
         }
 
+    def routing_of(self, block: str) -> RoutingSpec | None:
+        """How the router of `block` chooses; None where it has none."""
+        return next(
+            (part.routing for part in self.parts_of(block).values() if part.routing is not None), None
+        )
+
 
 def enclosing(name: str, blocks: Mapping[str, Any]) -> str | None:
     """The innermost of `blocks` that is `name` or contains it; None where there is none."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -11,11 +10,13 @@ from torch import Tensor
 from loopscope.capture import proof
 from loopscope.capture.errors import CoverageError, ReconcileError
 from loopscope.capture.nearest import shortened
-from loopscope.capture.routing import RoutingSpec
+from loopscope.capture.points import Checks, point_of, router_fields
 from loopscope.capture.source import Call, Source
 from loopscope.capture.spec import CapturePlan
 from loopscope.capture.visits import meta_of, plan_visits
 from loopscope.trace import TraceMeta, TracePoint, VisitSpec
+
+__all__ = ["Boundary", "Window", "boundaries_of", "router_fields"]
 
 
 @dataclass(slots=True)
@@ -94,9 +95,16 @@ class Window:
         if self.problems:
             raise ReconcileError("; ".join(self.problems))
         self._check_calls()
-        checks: list[tuple[str, RoutingSpec, int, Tensor]] = []
+        checks: Checks = []
         found = [
-            self._point(visit, at, checks if verify else None)
+            point_of(
+                visit.block,
+                visit.residual,
+                visit.router,
+                self.plan.routing_of(visit.block),
+                at,
+                checks if verify else None,
+            )
             for visit, at in zip(self.visits, self.specs(), strict=True)
         ]
         if checks:
@@ -136,78 +144,3 @@ class Window:
                 raise CoverageError(
                     f"{visit.block}: its router was not called in a visit, or its hook did not run."
                 )
-
-    def _point(self, visit: _Visit, at: VisitSpec, checks: list[Any] | None) -> TracePoint:
-        if (residual := visit.residual).ndim != 3:
-            raise ReconcileError(
-                f"{visit.block}: residual is {tuple(residual.shape)}, expected [B, S, d]. Name the block's output "
-                "that has batch and sequence."
-            )
-        fields = _DENSE
-        if visit.router:
-            spec = next(
-                part.routing for part in self.plan.parts_of(visit.block).values() if part.routing is not None
-            )
-            where = f"{visit.block} (unrolled_pos {at.unrolled_pos})"
-            raw = _flat(visit.router, residual, spec, where)
-            if checks is not None:
-                checks.append((where, spec, raw.logits.shape[0], proof.wrong_counts(raw, spec)))
-            fields = router_fields(raw, spec, residual.shape[:2])
-        return TracePoint(
-            block=at.block,
-            unrolled_pos=at.unrolled_pos,
-            loop_step=at.loop_step,
-            layer_idx=at.layer_idx,
-            residual=residual,
-            **fields,
-        )
-
-
-_DENSE: Mapping[str, Any] = MappingProxyType(
-    {"num_experts": 0, "top_k": 0}
-    | dict.fromkeys(("router_logits", "router_probs", "topk_idx", "topk_weights"))
-)
-
-
-def router_fields(
-    raw: proof.Routing, spec: RoutingSpec, shape: torch.Size | tuple[int, int]
-) -> dict[str, Any]:
-    """The router fields of a TracePoint from one call's tensors: scores over all E summing to 1, weights
-    renormalised, selection scores where a bias was added. [N, ...] becomes [B, S, ...]."""
-    # The model's own scores where they were handed over, else from the logits.
-    scores = raw.probs if raw.probs is not None else proof.scores_of(raw.logits, spec)
-    probs = (
-        scores / scores.sum(dim=-1, keepdim=True).clamp_min(1e-20) if spec.score_func == "sigmoid" else scores
-    )
-    weights = raw.weights if raw.weights is not None else proof.expected_weights(raw, spec, scores)
-    weights = weights.float()
-    weights = weights / weights.sum(dim=-1, keepdim=True).clamp_min(1e-20)
-    return {
-        "num_experts": raw.logits.shape[-1],
-        "top_k": raw.idx.shape[-1],
-        "router_logits": raw.logits.reshape(*shape, -1),
-        "router_probs": probs.reshape(*shape, -1),
-        "topk_idx": raw.idx.reshape(*shape, -1),
-        "topk_weights": weights.reshape(*shape, -1),
-        "score_func": spec.score_func,
-        "selection_scores": None if raw.bias is None else (scores + raw.bias).reshape(*shape, -1),
-        "expert_bias": raw.bias,
-    }
-
-
-def _flat(router: Mapping[str, Tensor], residual: Tensor, spec: RoutingSpec, where: str) -> proof.Routing:
-    def flat(name: str) -> Tensor | None:
-        tensor = router.get(name)
-        return None if tensor is None else tensor.reshape(-1, tensor.shape[-1])
-
-    logits, idx = flat("router_logits"), flat("topk_idx")
-    if logits is None or idx is None:
-        raise ReconcileError(f"{where}: router_logits or topk_idx was not handed over in this call.")
-    raw = proof.Routing(logits, idx, flat("topk_weights"), router.get("expert_bias"), flat("router_probs"))
-    proof.check_shapes(raw, spec, where)
-    if logits.shape[0] != (tokens := residual.shape[0] * residual.shape[1]):
-        raise ReconcileError(
-            f"{where}: the router saw {logits.shape[0]} tokens, the block's output has {tuple(residual.shape[:2])} = "
-            f"{tokens}. Sequences must not be sharded or packed between the two."
-        )
-    return raw
