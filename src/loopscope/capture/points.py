@@ -28,7 +28,7 @@ def point_of(
 
     Args:
         block: name of the block's module, for messages.
-        residual: [B, S, d], the block's output.
+        residual: [B, S, d], the block's output; [T, d] is taken as one sequence of T tokens.
         router: tensor name → tensor of the router's call; empty for a dense visit.
         spec: how the router chooses; None for a dense visit.
         at: the visit's coordinates.
@@ -37,10 +37,12 @@ def point_of(
     Raises:
         ReconcileError: a shape or a type is not what the plan says.
     """
-    if residual.ndim != 3:
+    if residual.ndim == 2:
+        residual = residual.unsqueeze(0)
+    if residual.ndim != 3 or not residual.is_floating_point():
         raise ReconcileError(
-            f"{block}: residual is {tuple(residual.shape)}, expected [B, S, d]. Name the block's output "
-            "that has batch and sequence."
+            f"{block}: residual is {residual.dtype} {tuple(residual.shape)}, expected floats [B, S, d], or [T, d] "
+            "where sequences are packed. Name the block's output that has one vector per token."
         )
     fields = _DENSE
     if router and spec is not None:
@@ -81,12 +83,14 @@ def router_fields(
     return {
         "num_experts": raw.logits.shape[-1],
         "top_k": raw.idx.shape[-1],
-        "router_logits": raw.logits.reshape(*shape, -1),
-        "router_probs": probs.reshape(*shape, -1),
-        "topk_idx": raw.idx.reshape(*shape, -1),
-        "topk_weights": weights.reshape(*shape, -1),
+        "router_logits": raw.logits.reshape(*shape, raw.logits.shape[-1]),
+        "router_probs": probs.reshape(*shape, probs.shape[-1]),
+        "topk_idx": raw.idx.reshape(*shape, raw.idx.shape[-1]),
+        "topk_weights": weights.reshape(*shape, weights.shape[-1]),
         "score_func": spec.score_func,
-        "selection_scores": None if raw.bias is None else (scores + raw.bias).reshape(*shape, -1),
+        "selection_scores": None
+        if raw.bias is None
+        else (scores + raw.bias).reshape(*shape, scores.shape[-1]),
         "expert_bias": raw.bias,
     }
 
@@ -94,7 +98,7 @@ def router_fields(
 def _flat(router: Mapping[str, Tensor], residual: Tensor, spec: RoutingSpec, where: str) -> proof.Routing:
     def flat(name: str) -> Tensor | None:
         tensor = router.get(name)
-        return None if tensor is None else tensor.reshape(-1, tensor.shape[-1])
+        return None if tensor is None else tensor.reshape(tensor.shape[:-1].numel(), tensor.shape[-1])
 
     logits, idx = flat("router_logits"), flat("topk_idx")
     if logits is None or idx is None:

@@ -1,21 +1,22 @@
 """Where a tensor comes from at a module boundary: a small grammar, parsed when the plan is made.
 
-``output``, ``output[1]``, ``output[0][2]``, ``output.logits`` what the module returned
+``output``, ``output[1]``, ``output[0][-1]``                    what the module returned
+``output.logits``, ``output[logits]``                          its attribute; of a dict, the value of a key
 ``input[0]``, ``kwarg.hidden_states``                          what it was called with
 ``module.gate.bias``                                           its own parameter, buffer or attribute
-``decode.NAME``                                                a function that an adapter registered
+``decode.NAME``                                                a function that was registered under this name
 """
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 from loopscope.capture.errors import PlanError, ReconcileError
+from loopscope.capture.values import offloaded
 
 ROOTS = ("output", "input", "kwarg", "module", "decode")
-_TOKEN = re.compile(r"\.([A-Za-z_][A-Za-z_0-9]*)|\[(\d+)\]")
+_TOKEN = re.compile(r"\.([A-Za-z_][A-Za-z_0-9]*)|\[(-?\d+)\]|\[(['\"]?)([A-Za-z_][\w.\-]*)\3\]")
 
 Decoder = Callable[[Any, Any], Any]
 """(module, output) → tensor."""
@@ -58,16 +59,22 @@ class Source:
                 f"source {self.text!r} of {type(call.module).__name__}: it was called with keywords "
                 f"{sorted(call.kwargs)} and {len(call.args)} positional argument(s). Name one of those."
             )
-        start = {"output": call.output, "input": call.args, "module": call.module}
-        value: Any = SimpleNamespace(**call.kwargs) if self.root == "kwarg" else start[self.root]
-        for step in self.path:
+        start = {"output": call.output, "input": call.args, "module": call.module, "kwarg": call.kwargs}
+        value: Any = start[self.root]
+        owners: list[tuple[Any, str]] = []
+        for position, step in enumerate(self.path):
+            if self.root == "module":
+                owners.append((value, ".".join(map(str, self.path[position:]))))
             try:
-                value = value[step] if isinstance(step, int) else getattr(value, step)
+                value = _step(value, step)
             except (IndexError, TypeError, KeyError, AttributeError):
                 raise ReconcileError(
                     f"source {self.text!r} of {type(call.module).__name__}: {_describe(value)} has no "
                     f"{'item' if isinstance(step, int) else 'attribute'} {step!r}. Correct the capture plan."
                 ) from None
+        if owners and getattr(getattr(value, "device", None), "type", "") == "meta":
+            found = offloaded(owners)
+            return value if found is None else found
         return value
 
 
@@ -81,12 +88,12 @@ def parse_source(text: Any, where: str) -> Source:
         raise PlanError(f"{where}: source is {text!r}, expected text such as 'output[0]'.")
     root = re.split(r"[.\[]", text, maxsplit=1)[0]
     rest = text[len(root) :]
-    path = tuple(name or int(index) for name, index in _TOKEN.findall(rest))
-    whole = re.fullmatch(f"({_TOKEN.pattern})*", rest)
+    path = tuple(name or key or int(index) for name, index, _, key in _TOKEN.findall(rest))
+    whole = "".join(match[0] for match in _TOKEN.finditer(rest)) == rest
     if root not in ROOTS or not whole or (root in ("kwarg", "module", "decode") and not path):
         raise PlanError(
             f"{where}: source {text!r} cannot be read; expected one of output, output[0], output.name, "
-            "input[0], kwarg.name, module.name, decode.name, with further [index] or .name behind."
+            "output[key], input[0], kwarg.name, module.name, decode.name, with further [index] or .name behind."
         )
     if root == "decode" and path[0] not in DECODERS:
         raise PlanError(
@@ -95,7 +102,16 @@ def parse_source(text: Any, where: str) -> Source:
     return Source(text, root, path)
 
 
+def _step(value: Any, step: str | int) -> Any:
+    # A key of a dict comes before an attribute: a dict's attributes are its methods.
+    if isinstance(step, int):
+        return value[step]
+    return value[step] if isinstance(value, Mapping) and step in value else getattr(value, step)
+
+
 def _describe(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} with keys {sorted(map(str, value))}"
     if getattr(value, "shape", None) is not None:
         return f"a tensor {tuple(value.shape)}"
     return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, (tuple, list)) else "")

@@ -13,6 +13,7 @@ from loopscope.capture.nearest import shortened
 from loopscope.capture.points import Checks, point_of, router_fields
 from loopscope.capture.source import Call, Source
 from loopscope.capture.spec import CapturePlan
+from loopscope.capture.values import plain_tensor
 from loopscope.capture.visits import meta_of, plan_visits
 from loopscope.trace import TraceMeta, TracePoint, VisitSpec
 
@@ -115,13 +116,7 @@ class Window:
 
     def take(self, value: Any, name: str) -> Any:
         """What is kept of a value that a source named: a tensor without its graph, local to this rank."""
-        if isinstance(value, (tuple, list)):
-            raise ReconcileError(
-                f"{name} is a {type(value).__name__} of {len(value)}, expected a tensor; add [index]"
-            )
-        if not isinstance(value, torch.Tensor):
-            raise ReconcileError(f"{name} is {type(value).__name__}, expected a tensor")
-        return (value.to_local() if hasattr(value, "to_local") else value).detach()
+        return plain_tensor(value, name)
 
     def blocks(self) -> list[str]:
         """The block of each visit so far, in call order."""

@@ -11,7 +11,7 @@ from loopscope.collect.exchange_layout import ExchangeLayout, layout_of
 from loopscope.collect.pairs import Key, Pair, describe_key, plan_pairs, spec_of
 from loopscope.collect.partials import Partial, StepPartials, pack, unpack
 from loopscope.errors import MetricInputError
-from loopscope.metrics import PairTensors, VisitTensors, reduce_pair, reduce_visit
+from loopscope.metrics import PairTensors, Reduced, VisitTensors, reduce_pair, reduce_visit
 from loopscope.trace import TracePoint, TraceSink, VisitSpec
 
 if TYPE_CHECKING:
@@ -125,6 +125,8 @@ class StepAccumulator:
 
 def _reduce_visit(spec: VisitSpec, point: TracePoint, valid: Tensor | None) -> Partial:
     layout = layout_of(spec)
+    if not point.residual.numel():
+        return Partial(layout, Reduced.nothing(layout, point.residual.device), score_func=point.score_func)
     tensors = VisitTensors(
         router_logits=point.router_logits,
         router_probs=point.router_probs,
@@ -142,6 +144,8 @@ def _reduce_visit(spec: VisitSpec, point: TracePoint, valid: Tensor | None) -> P
 def _reduce_pair(pair: Pair, sink: TraceSink, valid: Tensor | None) -> Partial:
     layout = layout_of(pair)
     first, second = sink[pair.source.unrolled_pos], sink[pair.target.unrolled_pos]
+    if not second.residual.numel():
+        return Partial(layout, Reduced.nothing(layout, second.residual.device))
     tensors = PairTensors(
         from_residual=first.residual,
         to_residual=second.residual,
@@ -153,7 +157,13 @@ def _reduce_pair(pair: Pair, sink: TraceSink, valid: Tensor | None) -> Partial:
 
 
 def _beside(point: TracePoint, valid: Tensor | None) -> Tensor | None:
-    """The mask on the device of the point; a mask made by a data loader often is on the host."""
-    if valid is None or valid.device == point.residual.device:
+    """The mask on the device of the point, where a data loader's often is not, and of the shape of its tokens: a
+    block that works on [T, d] has the batch's sequences one behind the other."""
+    if valid is None:
+        return None
+    batch, seq = point.residual.shape[:2]
+    if valid.shape != (batch, seq) and batch == 1 and valid.numel() == seq:
+        valid = valid.reshape(1, seq)
+    if valid.device == point.residual.device:
         return valid
     return valid.to(point.residual.device, non_blocking=True)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from loopscope.metrics.family import POISON, Family
+from loopscope.metrics.family import EMPTY, POISON, Family
 from loopscope.metrics.layout import Layout
 
 
@@ -24,6 +24,14 @@ class Reduced:
 
     sums: Float[Tensor, " n_sum"]
     maxima: Float[Tensor, " n_max"]
+
+    @staticmethod
+    def nothing(layout: Layout, device: torch.device) -> Reduced:
+        """Of a batch without a token: adds nothing to whatever it is merged with."""
+        return Reduced(
+            torch.zeros(layout.n_sum, dtype=torch.float64, device=device),
+            torch.full((layout.n_max,), EMPTY, dtype=torch.float64, device=device),
+        )
 
     def merged(self, other: Reduced) -> Reduced:
         """Both together; the layouts must be the same."""
