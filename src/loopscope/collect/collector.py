@@ -107,7 +107,7 @@ class Collector:
         """Note when `step` begins; call it before the step's callbacks.
 
         Args:
-            step: 1-based optimizer step.
+            step: 1-based optimizer step; said again it tells its tokens, and does not begin anew.
             tokens_seen: training tokens of all ranks up to and including this step; None where unknown.
         """
         self._rows.clock.begin(step, tokens_seen)
@@ -207,25 +207,27 @@ class Collector:
         """Close a traced step: no further microbatch of it comes. Where its rows are written already, do nothing.
 
         With a reducer every rank calls it at every step that is to be traced, also where a rank saw nothing of it.
-
-        Returns:
-            As `on_trace_step` with the last microbatch.
         """
         with self._rows.guard("end_step", step):
             if step > self._last_traced:
                 return self._end(step, self._steps.microbatches(step))
         return {}
 
-    def skip_trace(self, step: int, detail: str) -> None:
-        """Give up the trace of a step, as a critical event `capture_failed`; `end_step` still closes it.
+    def skip_trace(self, step: int, detail: str, *, failed: bool = True) -> None:
+        """Give up the trace of a step, as a critical event; `end_step` still closes it.
 
         Args:
             step: the step.
-            detail: why; text.
+            detail: why.
+            failed: True where it could not be captured, False where the step itself did not come to its end.
         """
-        self._rows.errors += 1
+        traced = self._steps.take()
         self._steps.skip(step)
-        self._rows.health(step, [health.event("capture_failed", "critical", detail=detail)])
+        if failed:
+            self._rows.errors += 1
+            self._rows.health(step, [health.event("capture_failed", "critical", detail=detail)])
+        elif traced is not None:
+            self._rows.health(step, [traced.abandoned(detail)])
 
     def probe_window(self) -> ProbeWindow:
         """The window of the next probe, which reduces each visit as it happens."""

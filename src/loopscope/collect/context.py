@@ -53,9 +53,14 @@ class StepClock:
         self._steps: dict[int, RowDict] = {}
 
     def begin(self, step: int, tokens_seen: int | None) -> None:
-        """Note the start of `step`; `tokens_seen` counts the tokens of all ranks up to and with this step."""
-        self._steps.pop(step, None)
-        self._steps[step] = self._now(tokens_seen)
+        """Note the start of `step`, or only its tokens where it has begun.
+
+        Args:
+            step: 1-based.
+            tokens_seen: tokens of all ranks up to and with this step; None where they are not known, or not yet.
+        """
+        now = self._steps.pop(step, None) or self._now(None)
+        self._steps[step] = now if tokens_seen is None else {**now, "tokens_seen": tokens_seen}
         while len(self._steps) > _REMEMBERED_STEPS:
             del self._steps[next(iter(self._steps))]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import TracebackType
@@ -18,6 +17,7 @@ from loopscope.session.optimizers import on_step
 from loopscope.session.ranks import decide, rank_and_world, rank_reducer
 from loopscope.session.run import Loopscope
 from loopscope.session.step_count import StepCount
+from loopscope.session.unseen import Unseen
 from loopscope.trace import LossComponents, TraceMeta
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class Attachment:
         self.traced_steps = 0
         """Traced forwards that were handed over so far."""
         self._session = Loopscope(config)
+        self._raises = config.on_error == "raise"
         self._first_step = first_step
         self._meshes = meshes
         self._optimizers = optimizers
@@ -67,14 +68,12 @@ class Attachment:
         self._tokens_seen: int | None = None
         self._counts = False
         """Whether the forward that runs is one of training, of a step."""
-        self._ignored: Counter[str] = Counter()
-        """Why forwards did not count → how many."""
+        self._unseen = Unseen()
         self._observer: ForwardObserver | None = None
         self._forget_optimizers: Callable[[], None]
         self._losses = LossLog()
         self._lr: float | None = None
         self._custom: CustomMetrics | None = None
-        self._reads_loss = True
         self._expects_trace = True
 
     # -- life -----------------------------------------------------------------------------------------------------
@@ -198,23 +197,42 @@ class Attachment:
         self._lr, self._tokens_seen = lr, tokens_seen
         self._count.begin(step, num_microbatches)
 
-    def end_step(self) -> None:
-        """Say that no further forward of the current step comes: its optimizer has stepped, or skipped."""
+    def end_step(self, *, tokens_seen: int | None = None) -> None:
+        """Say that no further forward of the current step comes: its optimizer has stepped, or skipped.
+
+        `tokens_seen` as in `begin_step`, where they are known only now.
+        """
+        if tokens_seen is not None:
+            self.collector.begin_step(self.step, tokens_seen=tokens_seen)
         self._count.end()
 
+    def drop_step(self, why: str) -> None:
+        """Say that the current step did not come to its end: it has no rows, and where it was traced an event."""
+        self._losses.drop(self.step)
+        self.collector.skip_trace(self.step, why, failed=False)
+        self._count.drop()
+
     def log_step(
-        self, step: int, *, loss: float | None = None, grad_norm: float | None = None, lr: float | None = None
+        self,
+        step: int,
+        *,
+        loss: Any = None,
+        grad_norm: Any = None,
+        lr: float | None = None,
+        objective: str | None = None,
     ) -> None:
         """Say what the trainer itself knows of a step whose loss is read from the model's output.
 
         Args:
             step: the step, whose `loss` row is not written yet: the current one, or the one before it.
-            loss: what backward ran on, over all microbatches and ranks. With it the closure of the row is a check: it
-                is compared with what the model's output says.
-            grad_norm: norm before clipping.
+            loss: what backward ran on, over all microbatches and ranks; a number, or a scalar on its device. With it
+                the closure of the row is a check: it is compared with what the model's output says.
+            grad_norm: norm before clipping; as `loss`.
             lr: learning rate of the update.
+            objective: why the objective is not what the model's output says, where it is not: its factors and the
+                closure are then null with this reason.
         """
-        self._losses.told(step, total=loss, grad_norm=grad_norm, lr=lr)
+        self._losses.told(step, total=loss, grad_norm=grad_norm, lr=lr, objective=objective)
 
     def log_loss(
         self, loss: float | LossComponents, *, grad_norm: float | None = None, lr: float | None = None
@@ -229,7 +247,7 @@ class Attachment:
         if not self._count.has_begun:
             raise ConfigError("log_loss() came before the first training forward; expected it after one.")
         components, absent = as_components(loss)
-        self._reads_loss = False
+        self._losses.stop_reading()
         self.collector.on_metrics_step(self.step, components, grad_norm, lr, absent=absent)
 
     def trace_meta(self) -> TraceMeta:
@@ -254,11 +272,11 @@ class Attachment:
     def _wanted(self) -> bool:
         self._counts = self.adapter.is_training()
         if not self._counts:
-            self._ignored[self.adapter.ignored()] += 1
+            self._unseen.ignore(self.adapter.ignored())
             return False
         self._counts = self._count.forward()
         if not self._counts:
-            self._ignored["outside begin_step() and end_step(), or beyond num_microbatches"] += 1
+            self._unseen.ignore("outside begin_step() and end_step(), or beyond num_microbatches")
             return False
         return self._session.is_trace_step(self.step)
 
@@ -292,7 +310,7 @@ class Attachment:
 
     def _capture_failed(self, error: Exception) -> None:
         """A trace that is wrong has no rows; from here on nothing ends the training but "raise"."""
-        if self._session.config.on_error == "raise":
+        if self._raises:
             raise error
         detail = f"{type(error).__name__}: {error}"
         self.collector.skip_trace(self.step, detail)
@@ -310,16 +328,7 @@ class Attachment:
             self.collector.end_step(step)
 
     def _nothing_came(self, step: int) -> None:
-        ignored = ", ".join(f"{count} {why}" for why, count in self._ignored.items())
-        detail = (
-            f"step {step} was to be traced and no training forward was seen in it"
-            f"{f' (forwards that do not count so far: {ignored})' if ignored else ''}. Expected the model that "
-            "was attached to be called itself (not .forward, not a part of it), in training mode with gradients"
-        )
-        self.collector.record_event(step, "no_trace", "critical", detail=detail)
-        _log.warning("%s", detail)
-        if self._session.config.on_error == "raise":
-            raise TraceError(detail)
+        self._unseen.tell(self.collector, step, raises=self._raises)
 
     def _after_forward(self, kwargs: Mapping[str, Any], output: Any) -> None:
         if self._counts:
@@ -327,19 +336,13 @@ class Attachment:
             self._count.done()
 
     def _read_loss(self, kwargs: Mapping[str, Any], output: Any) -> None:
-        if not self._reads_loss:
-            return
         try:
-            parts = self.adapter.losses(kwargs, output)
+            self._losses.read(self.adapter, self.step, self._lr, kwargs, output)
         except Exception as error:  # a configuration or an output that nobody foresaw
-            if self._session.config.on_error == "raise":
+            if self._raises:
                 raise
-            self._reads_loss = False
             detail = f"no loss is read from the model's output any more: {type(error).__name__}: {error}"
             self.collector.record_event(self.step, "loss_unread", "critical", detail=detail)
-            return
-        if parts is not None:
-            self._losses.add(self.step, parts, self._lr)
 
     def _write_losses(self, before: int) -> None:
         for step, components, known in self._losses.finished(before):

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from loopscope.capture.adapter import LossParts
+from loopscope.capture.adapter import Adapter, LossParts
 from loopscope.trace import LossComponents
 
 
@@ -14,9 +14,11 @@ class _Step:
     lr: float | None = None
     parts: list[LossParts] = field(default_factory=list)
     """Of each microbatch."""
-    total: float | None = None
+    total: Any = None
     """What the trainer itself says that backward ran on."""
-    grad_norm: float | None = None
+    grad_norm: Any = None
+    objective: str | None = None
+    """Why the objective is not what the model's output says."""
 
 
 class LossLog:
@@ -24,6 +26,25 @@ class LossLog:
 
     def __init__(self) -> None:
         self._steps: dict[int, _Step] = {}
+        self._reads = True
+
+    def read(
+        self, adapter: Adapter, step: int, lr: float | None, kwargs: Mapping[str, Any], output: Any
+    ) -> None:
+        """Keep what a forward's output says. Raises whatever the adapter raises, once: nothing is read after it."""
+        if not self._reads:
+            return
+        try:
+            parts = adapter.losses(kwargs, output)
+        except Exception:
+            self._reads = False
+            raise
+        if parts is not None:
+            self.add(step, parts, lr)
+
+    def stop_reading(self) -> None:
+        """The loop tells its losses itself."""
+        self._reads = False
 
     def add(self, step: int, parts: LossParts, lr: float | None) -> None:
         """Keep one forward's parts."""
@@ -31,12 +52,19 @@ class LossLog:
         known.parts.append(parts)
         known.lr = lr if known.lr is None else known.lr
 
-    def told(self, step: int, *, total: float | None, grad_norm: float | None, lr: float | None) -> None:
+    def told(
+        self, step: int, *, total: Any, grad_norm: Any, lr: float | None, objective: str | None = None
+    ) -> None:
         """Keep what the trainer says of a step; None where it does not know."""
         known = self._steps.setdefault(step, _Step())
         known.total = known.total if total is None else total
+        known.objective = objective or known.objective
         known.grad_norm = known.grad_norm if grad_norm is None else grad_norm
         known.lr = known.lr if lr is None else lr
+
+    def drop(self, step: int) -> None:
+        """Forget a step that did not come to its end."""
+        self._steps.pop(step, None)
 
     def finished(self, before: int) -> Iterator[tuple[int, LossComponents, Mapping[str, Any]]]:
         """Take out the steps before `before`, in order: step, components, and what else `on_metrics_step` takes."""
@@ -72,14 +100,16 @@ def _of_step(step: _Step) -> tuple[LossComponents, Mapping[str, Any]]:
     lb = math.fsum(balancing) / len(balancing) if balancing else 0.0
     # A balancing term that every microbatch adds whole is in the step's objective as often as there are microbatches.
     factor = parts[0].lb_factor * (count if is_partial else 1) if balancing else 0.0
-    total = step.total if step.total is not None else own
+    total = own if step.total is None else float(step.total)
     absent = {"z_loss": "the model's output tells none"}
     if not balancing:
         absent["lb_loss"] = "the model's output tells none"
     if not parts:
-        absent["closure_error"] = "the trainer tells its total alone"
+        absent |= dict.fromkeys(("task_loss", "closure_error"), "the trainer tells its total alone")
     elif step.total is None:
         absent["closure_error"] = "the model's output tells its total alone"
+    if step.objective is not None:
+        absent |= dict.fromkeys(("lb_loss_factor", "closure_error"), step.objective)
     components = LossComponents(
         task_loss=own - factor * lb if parts else total,
         lb_loss=lb,
@@ -88,4 +118,5 @@ def _of_step(step: _Step) -> tuple[LossComponents, Mapping[str, Any]]:
         z_loss_factor=0.0,
         total_loss=total,
     )
-    return components, {"grad_norm": step.grad_norm, "lr": step.lr, "absent": absent}
+    norm = None if step.grad_norm is None else float(step.grad_norm)
+    return components, {"grad_norm": norm, "lr": step.lr, "absent": absent}

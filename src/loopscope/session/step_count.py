@@ -92,6 +92,10 @@ class StepCount:
             self._ended_step = self.step
             self._ended(self.step, self.microbatch >= 0)
 
+    def drop(self) -> None:
+        """The current step did not come to its end: nobody hears of it."""
+        self._ended_step = max(self._ended_step, self.step)
+
     def _start(self, step: int) -> None:
         self.step, self.microbatch = step, -1
         self._ended_step = min(self._ended_step, step - 1)
