@@ -21,7 +21,13 @@ _TOKEN = re.compile(r"\.([A-Za-z_][A-Za-z_0-9]*)|\[(-?\d+)\]|\[(['\"]?)([A-Za-z_
 Decoder = Callable[[Any, Any], Any]
 """(module, output) → tensor."""
 
-DECODERS: dict[str, Decoder] = {}
+
+def hidden_states(module: Any, output: Any) -> Any:
+    """What a layer returns, or the first item where it returns a tuple."""
+    return output[0] if isinstance(output, (tuple, list)) else output
+
+
+DECODERS: dict[str, Decoder] = {"hidden_states": hidden_states}
 """Name → function, filled by adapters whose routers return what no path can name."""
 
 

@@ -1,4 +1,4 @@
-"""transformers' MoE models, by what they declare in `_can_record_outputs`."""
+"""transformers' MoE models: reviewed families by what they declare, every other one by what its routers do."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from loopscope.capture.adapter import LossParts
-from loopscope.capture.errors import PlanError
 from loopscope.capture.plan_adapter import plan_of_layers
 from loopscope.capture.spec import CapturePlan, CaptureSpec
 from loopscope.capture.torch_base import TorchModelAdapter
 from loopscope.capture.transformers_families import FAMILIES
+from loopscope.capture.transformers_fitted import config_of, fitted_family, fitted_plan
 
 
 class TransformersAdapter(TorchModelAdapter):
@@ -23,24 +23,18 @@ class TransformersAdapter(TorchModelAdapter):
         """One block per decoder layer, dense ones included; one router per MoE layer.
 
         Raises:
-            PlanError: the model declares no recordable router, or one of a class that is not known.
+            PlanError: nothing routes, or no one description explains how; leads to `loopscope.discover`.
             CoverageError: the routers that were found are not the MoE layers that the configuration declares.
         """
         modules = self.modules()
         backbone, declared = next(self._recorders(modules), ("", {}))
-        if not declared:
-            raise PlanError(
-                f"{type(self.model).__name__} declares no router in `_can_record_outputs`, expected one of "
-                f"{', '.join(FAMILIES)}. Use backend='torch' with a capture plan."
-            )
-        router_class, layer_class = _target(declared["router_logits"]), _target(declared["hidden_states"])
-        if (family := FAMILIES.get(router_class.__name__)) is None:
-            raise PlanError(
-                f"the router class {router_class.__name__} is not known, expected one of {', '.join(FAMILIES)}. "
-                "Use backend='torch' with a capture plan that says how it routes."
-            )
+        family = FAMILIES.get(_target(declared["router_logits"]).__name__) if declared else None
+        if family is None or _is_adapted(modules):
+            return self._fitted(modules)
         self.family = family
-        self.config: Any = modules[backbone].config
+        config: Any = modules[backbone].config
+        self.config, self._top_k = config, int(config.num_experts_per_tok)
+        router_class, layer_class = _target(declared["router_logits"]), _target(declared["hidden_states"])
 
         def within(prefix: str, kind: type[nn.Module]) -> list[str]:
             return [
@@ -65,6 +59,17 @@ class TransformersAdapter(TorchModelAdapter):
             notes=family.notes,
         )
 
+    def _fitted(self, modules: Mapping[str, nn.Module]) -> CapturePlan:
+        """A family that is not reviewed, or one that an adapter package has changed."""
+        plan = fitted_plan(self.model, modules)
+        router = next(name for name, spec in plan.items() if spec.routing is not None)
+        routing = plan[router].routing
+        assert routing is not None
+        self._top_k = routing.top_k
+        self.config = config_of(router, modules)
+        self.family = fitted_family(self.config, modules)
+        return plan
+
     def valid(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """True where the attention mask [B, S] is not zero; None without a mask."""
         if self._valid is not None:
@@ -84,7 +89,7 @@ class TransformersAdapter(TorchModelAdapter):
         aux = getattr(output, "aux_loss", None)
         name = self.family.aux_coef
         coefficient = float(getattr(self.config, name)) if name is not None and aux is not None else 0.0
-        top_k = int(self.config.num_experts_per_tok)
+        top_k = self._top_k
         return LossParts(
             total.detach(),
             aux.detach() / top_k if aux is not None and isinstance(aux, torch.Tensor) else None,
@@ -110,6 +115,11 @@ class TransformersAdapter(TorchModelAdapter):
 def _target(declared: Any) -> type[nn.Module]:
     first = declared[0] if isinstance(declared, (list, tuple)) else declared
     return cast(type[nn.Module], getattr(first, "target_class", first))
+
+
+def _is_adapted(modules: Mapping[str, nn.Module]) -> bool:
+    """True where PEFT has put modules of its own between those of the model."""
+    return any(type(part).__module__.partition(".")[0] == "peft" for part in modules.values())
 
 
 def _residual(layer: nn.Module) -> str:

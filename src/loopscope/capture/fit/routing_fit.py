@@ -1,0 +1,178 @@
+"""Which descriptions of routing explain what copies of a router did; those that explain all of it are left."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from loopscope.capture import proof
+from loopscope.capture.errors import PlanError, ReconcileError
+from loopscope.capture.fit.trial import Key, Trial
+from loopscope.capture.routing import Order, RoutingSpec, ScoreFunc
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the tensors of a routing may be found in a trial, best place first."""
+
+    logits: tuple[Key, ...]
+    idx: Key
+    weights: Key | None
+    biases: tuple[Key, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A description that explains every trial."""
+
+    spec: RoutingSpec
+    tensors: dict[str, Key]
+    """Tensor name of the plan → place."""
+
+    def __str__(self) -> str:
+        said = self.spec
+        words = [said.score_func, said.order, "normalised" if said.normalised else "not normalised"]
+        words += [f"scale {said.route_scale:g}"] if said.route_scale != 1.0 else []
+        words += [f"{said.groups_per_token} of {said.num_groups} groups"] if said.grouped else []
+        where = self.tensors.get("expert_bias")
+        return ", ".join([*words, *([] if where is None else [f"bias {where[0]}.{where[1]}"])])
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One trial, as far as it may be compared."""
+
+    trial: Trial
+    saturated: bool
+    """Scores are so far apart that float32 rounds them to 0 and 1: what the choice ran on shows, weights do not."""
+
+
+def fits(seen: Sequence[Seen], places: Places, groups: Sequence[tuple[int, int]]) -> list[Fit]:
+    """Every description that explains all of `seen`, from the first place of the logits that has one.
+
+    Args:
+        seen: trials of one router, with other weights each.
+        places: where to look.
+        groups: (groups, groups a token may choose from) that the router's own numbers allow.
+    """
+    if not seen:
+        return []
+    for logits in places.logits:
+        for grouping in ((None,), tuple(groups)):
+            found = [fit for fit in _candidates(seen, places, logits, grouping) if _explains_all(fit, seen)]
+            if found:
+                return _told_apart(found, seen)
+    return []
+
+
+def _candidates(
+    seen: Sequence[Seen], places: Places, logits: Key, grouping: Sequence[tuple[int, int] | None]
+) -> Iterator[Fit]:
+    first = next(each.trial for each in seen if not each.saturated)
+    num_experts, top_k = first.read(logits).shape[-1], first.read(places.idx).shape[-1]
+    if top_k > num_experts:
+        return
+    possible = [group for group in grouping if group is None or _divides(group, num_experts, top_k)]
+    for bias, group in product((None, *places.biases), possible):
+        for score, order, normalised in product(get_args(ScoreFunc), get_args(Order), (True, False)):
+            if order == "topk_then_score" and normalised != (score == "softmax"):
+                continue  # after the choice only a softmax normalises
+            spec = RoutingSpec(
+                num_experts=num_experts,
+                top_k=top_k,
+                score_func=score,
+                order=order,
+                normalised=normalised,
+                balancing="unknown",
+                num_groups=None if group is None else group[0],
+                groups_per_token=None if group is None else group[1],
+            )
+            tensors = {"router_logits": logits, "topk_idx": places.idx}
+            tensors |= {} if places.weights is None else {"topk_weights": places.weights}
+            tensors |= {} if bias is None else {"expert_bias": bias}
+            fit = Fit(spec, tensors)
+            if (scale := _scale(fit, first)) is not None:
+                yield replace(fit, spec=replace(spec, route_scale=scale))
+
+
+def _divides(group: tuple[int, int], num_experts: int, top_k: int) -> bool:
+    many, few = group
+    each = num_experts // many
+    return num_experts % many == 0 and each >= 2 and few * each >= top_k
+
+
+def _scale(fit: Fit, trial: Trial) -> float | None:
+    """The one factor between the weights and what the description makes of the scores; None where there is none."""
+    raw = _routing(fit, trial, weights=True)
+    if raw.weights is None:
+        return 1.0
+    try:
+        proof.check_shapes(raw, fit.spec, "router")
+        expected = proof.expected_weights(raw, fit.spec, proof.scores_of(raw.logits, fit.spec))
+    except (ReconcileError, PlanError, RuntimeError):
+        return None
+    ratio = (raw.weights.double() / expected.double()).flatten()
+    middle = float(ratio.median())
+    if not 1e-6 < middle < 1e6 or float((ratio / middle - 1).abs().max()) > 1e-3:
+        return None
+    return float(f"{middle:.5g}")
+
+
+def _explains_all(fit: Fit, seen: Sequence[Seen]) -> bool:
+    return all(_explains(fit, each) for each in seen if not each.saturated)
+
+
+def _explains(fit: Fit, seen: Seen) -> bool:
+    raw = _routing(fit, seen.trial, weights=not seen.saturated)
+    try:
+        proof.check_shapes(raw, fit.spec, "router")
+    except ReconcileError:
+        return False
+    wrong = proof.wrong_counts(raw, fit.spec).tolist()
+    return not any(wrong)
+
+
+def _routing(fit: Fit, trial: Trial, *, weights: bool) -> proof.Routing:
+    def flat(name: str) -> Tensor | None:
+        if name not in fit.tensors:
+            return None
+        tensor = trial.read(fit.tensors[name])
+        return tensor.reshape(-1, tensor.shape[-1]) if tensor.ndim > 1 else tensor
+
+    logits, idx = flat("router_logits"), flat("topk_idx")
+    assert logits is not None
+    assert idx is not None
+    return proof.Routing(logits, idx, flat("topk_weights") if weights else None, flat("expert_bias"))
+
+
+def _told_apart(found: list[Fit], seen: Sequence[Seen]) -> list[Fit]:
+    """One fit of each set that no random weights can tell apart: they make the same choice and the same weights.
+
+    A softmax over the chosen is the softmax over all, normalised. Which of the two ran shows where float32 rounds
+    scores to 0: a choice by logits keeps their order, and is taken for one where it does; with k = 1 nothing shows.
+    """
+    kept: dict[Any, Fit] = {}
+    for fit in found:
+        key = (
+            fit.spec.score_func,
+            fit.spec.num_groups,
+            fit.spec.groups_per_token,
+            fit.tensors.get("expert_bias"),
+        )
+        before = kept.get(key)
+        if before is None or (before.spec.order != fit.spec.order and _chose_by_logits(fit, seen)):
+            kept[key] = fit
+    return list(kept.values())
+
+
+def _chose_by_logits(fit: Fit, seen: Sequence[Seen]) -> bool:
+    chosen_first = fit.spec.order == "topk_then_score" and fit.spec.top_k > 1
+    return chosen_first and all(_explains(fit, each) for each in seen if each.saturated)
+
+
+def same_values(one: Tensor, other: Tensor) -> bool:
+    """True where two tensors hold the same numbers, whatever their shapes."""
+    return one.numel() == other.numel() and torch.equal(one.reshape(-1), other.reshape(-1))
