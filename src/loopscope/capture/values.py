@@ -1,7 +1,7 @@
 """What a source named, made into a plain tensor of this rank: without graph, subclass, sharding or raggedness."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -49,7 +49,7 @@ def plain_tensor(value: Any, name: str) -> Tensor:
             f"{name} is on the meta device, so it has no values: the model was built without weights, or they are "
             "offloaded by something else than accelerate. Load the weights, or keep this module on its device"
         )
-    return value
+    return cast(Tensor, value)
 
 
 def offloaded(owners: list[tuple[Any, str]]) -> Tensor | None:
