@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 from loopscope.catalog.gauge import Gauge
+from loopscope.catalog.traits import TRAITS
 from loopscope.errors import SchemaError
 
 TypeName = Literal[
@@ -69,6 +70,8 @@ class Column:
     `from <columns>`, which says what it is computed anew from."""
     null_rule: str = ""
     """When the value is null, and with which reason."""
+    undefined_for: tuple[str, ...] = ()
+    """Traits of a visit (`loopscope.catalog.traits`) under which the value means nothing and is null."""
     source: str = ""
     """Where the definition comes from; empty for keys and descriptions of the row."""
     empty_is_value: bool = False
@@ -91,6 +94,8 @@ class Column:
             raise SchemaError(
                 f"column {self.name!r} has type {self.type!r}, expected one of {', '.join(get_args(TypeName))}"
             )
+        if unknown := set(self.undefined_for) - set(TRAITS):
+            raise SchemaError(f"column {self.name!r} is undefined for {sorted(unknown)}, which are no traits")
 
     @property
     def is_metric(self) -> bool:

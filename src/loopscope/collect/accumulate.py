@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING
 
+from loopscope.catalog.traits import TRAITS
 from loopscope.collect.error_text import describe
 from loopscope.collect.exchange_layout import ExchangeLayout, layout_of
 from loopscope.collect.pairs import Key, Pair, describe_key, plan_pairs, spec_of
@@ -136,6 +137,8 @@ def _reduce_visit(spec: VisitSpec, point: TracePoint, valid: Tensor | None) -> P
         score_func=point.score_func,
         selection_scores=point.selection_scores,
         expert_bias=point.expert_bias,
+        dropped=point.dropped,
+        traits=point.traits,
     )
     reduced = reduce_visit(tensors, _beside(point, valid), layout)
     return Partial(layout, reduced, score_func=point.score_func, score_space=tensors.score_space)
@@ -152,6 +155,7 @@ def _reduce_pair(pair: Pair, sink: TraceSink, valid: Tensor | None) -> Partial:
         before_residual=None if pair.before is None else sink[pair.before].residual,
         from_topk_idx=first.topk_idx if pair.same_layer else None,
         to_topk_idx=second.topk_idx if pair.same_layer else None,
+        traits=tuple(name for name in TRAITS if name in first.traits or name in second.traits),
     )
     return Partial(layout, reduce_pair(tensors, _beside(second, valid), layout))
 

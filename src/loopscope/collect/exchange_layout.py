@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from loopscope.collect.coverage import at_depth
 from loopscope.collect.pairs import Key, Pair, plan_pairs
 from loopscope.metrics import Layout, pair_layout, visit_layout
+from loopscope.metrics.tensors import SCORE_FUNCS
 from loopscope.trace import VisitSpec
 
 STEP_SUMS = ("failed_ranks", "unexpected", "sink_faults", "trace_bytes")
@@ -23,7 +24,7 @@ STEP_SUMS = ("failed_ranks", "unexpected", "sink_faults", "trace_bytes")
 promised them, positions that were recorded twice, bytes of the traces."""
 STEP_MAXIMA = ("num_stacks", "minus_num_stacks", "num_microbatches", "step", "minus_step")
 """What the MAX buffer says of the step; R and its number from both sides, so that ranks that differ are found."""
-SLOT_HEADER = ("times_seen", "failures", "sigmoid", "selection_scores")
+SLOT_HEADER = ("times_seen", "failures", "selection_scores", *SCORE_FUNCS)
 """What the SUM buffer says of each slot: what its merged vectors are made of."""
 
 

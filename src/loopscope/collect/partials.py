@@ -11,6 +11,7 @@ from torch import Tensor
 from loopscope.collect.exchange_layout import SLOT_HEADER, STEP_MAXIMA, STEP_SUMS, ExchangeLayout
 from loopscope.collect.pairs import Key
 from loopscope.metrics import EMPTY, Layout, Reduced, seal_rank
+from loopscope.metrics.tensors import SCORE_FUNCS
 from loopscope.trace import VisitSpec
 
 
@@ -106,14 +107,14 @@ def pack(
     head = [float(failed), float(len(partials) - len(placed)), float(sink_faults), float(trace_bytes)]
     for slot in range(len(layout.layouts)):
         if (found := placed.get(slot)) is None:
-            head += (0.0, 0.0, 0.0, 0.0)
+            head += [0.0] * len(SLOT_HEADER)
             continue
         ok = found.reduced is not None
         head += (
             float(found.times_seen),
             float(not ok),
-            float(ok and found.score_func == "sigmoid"),
             float(ok and found.score_space == "selection_scores"),
+            *(float(ok and found.score_func == name) for name in SCORE_FUNCS),
         )
     sums: list[Tensor] = []
     maxima: list[Tensor] = []
@@ -189,8 +190,8 @@ def unpack(layout: ExchangeLayout, buffer: Tensor, extra: Tensor | None = None) 
                 sums=block[0],
                 maxima=block[1],
                 num_microbatches=[int(min(headers[slot][0], num_microbatches)) for slot in at],
-                score_funcs=["sigmoid" if headers[slot][2] else "softmax" for slot in at],
-                score_spaces=["selection_scores" if headers[slot][3] else "logits" for slot in at],
+                score_funcs=[_score_func(headers[slot]) for slot in at],
+                score_spaces=["selection_scores" if headers[slot][2] else "logits" for slot in at],
             )
         )
     return StepPartials(
@@ -204,3 +205,9 @@ def unpack(layout: ExchangeLayout, buffer: Tensor, extra: Tensor | None = None) 
         counts={name: int(value) for name, value in zip(STEP_SUMS, sums, strict=False)},
         extra=host[layout.n_sum + layout.n_max :],
     )
+
+
+def _score_func(header: list[float]) -> str:
+    """The function that the ranks which saw the visit name; of pairs, the first."""
+    flags = header[-len(SCORE_FUNCS) :]
+    return SCORE_FUNCS[max(range(len(flags)), key=flags.__getitem__)]

@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from loopscope.catalog.traits import NO_SETS
 from loopscope.collect.accumulate import StepAccumulator
 from loopscope.collect.pairs import Pair, spec_of
 from loopscope.collect.partials import StepPartials
@@ -64,7 +65,7 @@ class ProbeStream:
         """
         self.accumulated.add({point.unrolled_pos: point}, plan=_no_pairs)
         spec = spec_of(point)
-        if spec.block != "loop" or point.topk_idx is None:
+        if spec.block != "loop" or point.topk_idx is None or not NO_SETS.isdisjoint(point.traits):
             return
         narrow = torch.int16 if spec.num_experts < 2**15 else torch.int32
         chosen_NK = point.topk_idx.reshape(-1, spec.top_k).to(narrow, copy=True)

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from loopscope.catalog.traits import OPEN_CHOICE
 from loopscope.metrics.dense import down, leading_scores, widen
 from loopscope.metrics.family import EMPTY
 from loopscope.metrics.residual.rows import ResidualRows, residual_rows
@@ -137,6 +138,11 @@ class VisitContext(_Context[VisitTensors]):
     def in_range_NK(self) -> Bool[Tensor, "N k"]:
         """True where a chosen expert exists."""
         return (self.raw_idx_NK >= 0) & (self.raw_idx_NK < self.num_experts)
+
+    @property
+    def open_choice(self) -> bool:
+        """True where −1 in `topk_idx` stands for no expert."""
+        return not OPEN_CHOICE.isdisjoint(self.tensors.traits)
 
     @lazy
     def idx_NK(self) -> Int[Tensor, "N k"]:

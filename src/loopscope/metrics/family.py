@@ -13,6 +13,7 @@ from torch import Tensor
 
 from loopscope.catalog.registry import TABLES
 from loopscope.catalog.table import Column
+from loopscope.catalog.traits import NAMES
 from loopscope.metrics.layout import Layout
 
 Context = TypeVar("Context")
@@ -147,6 +148,11 @@ class Partials:
             return np.zeros(len(self), dtype=np.int64)
         return self.number(slot).astype(np.int64)
 
+    def has(self, trait: str) -> NDArray[np.bool_]:
+        """[V]: rows of which some microbatch had this trait."""
+        found: NDArray[np.bool_] = self["traits"][:, NAMES.index(trait)] > 0
+        return found
+
     @property
     def tokens(self) -> Floats:
         """[V]: valid tokens T."""
@@ -176,8 +182,8 @@ class Slot:
 
     name: str
     """Unique within the layout."""
-    size: Literal["1", "E", "bins"] = "1"
-    """One number, one per expert, or one per histogram bin."""
+    size: Literal["1", "E", "bins", "traits"] = "1"
+    """One number, one per expert, one per histogram bin, or one per trait of a visit."""
 
 
 @dataclass(frozen=True, kw_only=True)

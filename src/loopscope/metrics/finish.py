@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from loopscope.catalog.registry import TABLES
 from loopscope.catalog.table import Column
+from loopscope.catalog.traits import TRAITS
 from loopscope.errors import MetricInputError
 from loopscope.metrics.family import (
     NOT_APPLICABLE,
@@ -81,7 +82,7 @@ def finish_visits(
         layout: the visits' layout.
         sums: SUM vectors [V, n_sum] float64, merged over microbatches (and ranks).
         maxima: MAX vectors [V, n_max] float64, merged over microbatches (and ranks).
-        score_funcs: [V], "softmax" or "sigmoid"; the z columns do not exist for "sigmoid".
+        score_funcs: [V], of `SCORE_FUNCS`; the z columns exist for "softmax" alone.
         sequence_sharded: True where ranks hold pieces of a sequence; `token_correlation` is then absent.
     """
     partials = Partials.of(
@@ -213,7 +214,8 @@ class _Builder:
         if isinstance(found, Null):
             codes[:] = self._code(found)
             return [None] * size, codes
-        nulls = [*found.nulls] if isinstance(found, Masked) else []
+        nulls = [(partials.has(trait), absent(TRAITS[trait])) for trait in column.undefined_for]
+        nulls += found.nulls if isinstance(found, Masked) else ()
         nulls += [(partials.nonfinite(name) > 0, _NONFINITE) for name in column.needs]
         if not column.empty_is_value:
             nulls.append((partials.tokens == 0, _NO_VALID_TOKEN))

@@ -170,4 +170,4 @@ def _key(subject: Subject, valid: Tensor | None, layout: Layout) -> Hashable:
     # Kinds of transition whose columns come from the same sums share a kernel: slots, not the kind.
     tensors = tuple((name, *_signature(x)) for name, x in _tensors(subject, valid).items())
     slots = (*layout.sum_slices, *layout.max_slices)
-    return (type(subject), layout.num_experts, layout.top_k, slots, tensors)
+    return (type(subject), layout.num_experts, layout.top_k, slots, tensors, subject.traits)

@@ -1,6 +1,7 @@
 """Device phase: raw tensors → two float64 vectors of partial sums. No value is read back from the device."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -59,7 +60,8 @@ def reduce_pair(tensors: PairTensors, valid: Tensor | None, layout: Layout) -> R
         return pieces[0]
     sums = torch.stack([piece.sums for piece in pieces]).sum(0)
     # The pieces are of one microbatch.
-    sums[layout.sum_slices["filled"]].clamp_(max=1)
+    for name in ("filled", "traits"):
+        sums[layout.sum_slices[name]].clamp_(max=1)
     return Reduced(sums, pieces[0].maxima)
 
 
@@ -81,7 +83,8 @@ def _pair_pieces(tensors: PairTensors, valid: Tensor | None) -> Iterator[tuple[P
     step = max(1, PIECE // width)
     for start in range(0, batch * seq, step):
         cut: list[Any] = [None if x is None else x[:, start : start + step] for x in flat]
-        yield PairTensors(*cut[:-1]), cut[-1]
+        residuals_and_choices, mask = cut[:-1], cut[-1]
+        yield replace(PairTensors(*residuals_and_choices), traits=tensors.traits), mask
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ import numpy as np
 from loopscope.catalog.bins import NUM_BINS
 from loopscope.catalog.registry import TABLES
 from loopscope.catalog.tables.transition import PAIR_KINDS
+from loopscope.catalog.traits import NAMES
 from loopscope.errors import MetricInputError, SchemaError
 from loopscope.metrics import residual, router, tokens, transition
 from loopscope.metrics.family import Family, Partials, Slot
@@ -118,7 +119,7 @@ def _layout(
 
 
 def _place(slots: Iterable[Slot], num_experts: int) -> tuple[Mapping[str, slice], int]:
-    sizes = {"1": 1, "E": num_experts, "bins": NUM_BINS}
+    sizes = {"1": 1, "E": num_experts, "bins": NUM_BINS, "traits": len(NAMES)}
     slices: dict[str, slice] = {}
     end = 0
     for slot in slots:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from loopscope.catalog.traits import TRAITS
 from loopscope.errors import MetricInputError
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
 ROUTER_FIELDS = ("router_logits", "router_probs", "topk_idx", "topk_weights")
-SCORE_FUNCS = ("softmax", "sigmoid")
+SCORE_FUNCS = ("softmax", "sigmoid", "sqrtsoftplus")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,17 +28,21 @@ class VisitTensors:
     router_probs: Float[Tensor, "B S E"] | None
     """Over all E, not renormalised over the chosen."""
     topk_idx: Int[Tensor, "B S k"] | None
-    """The experts really used."""
+    """The experts really used; −1 for none, where a trait allows it."""
     topk_weights: Float[Tensor, "B S k"] | None
-    """Combine weights, sum 1."""
+    """Combine weights, sum 1; all 0 for a token without an expert."""
     residual: Float[Tensor, "B S d"]
     """The block's output."""
     score_func: str = "softmax"
-    """How scores come from logits: "softmax" or "sigmoid"."""
+    """How scores come from logits; one of `SCORE_FUNCS`."""
     selection_scores: Float[Tensor, "B S E"] | None = None
     """Scores that decided the choice, where they are not the logits."""
     expert_bias: Float[Tensor, " E"] | None = None
     """Bias that was added to the scores."""
+    dropped: Int[Tensor, "B S"] | None = None
+    """Assignments of each token that were asked for and did not run."""
+    traits: tuple[str, ...] = ()
+    """What is unusual, of `loopscope.catalog.traits`."""
 
     @property
     def is_dense(self) -> bool:
@@ -62,6 +67,8 @@ class PairTensors:
     """Chosen experts of the first visit; read only where both visits are of the same physical layer."""
     to_topk_idx: Int[Tensor, "B S k"] | None = None
     """Chosen experts of the second visit."""
+    traits: tuple[str, ...] = ()
+    """What is unusual about either visit, of `loopscope.catalog.traits`."""
 
     @property
     def residual(self) -> Float[Tensor, "B S d"]:
@@ -92,6 +99,11 @@ def check_visit(
     _check_float("residual", residual)
     batch, seq = residual.shape[:2]
     _check_valid(valid, batch, seq)
+    _check_traits(tensors.traits)
+    if tensors.dropped is not None and tuple(tensors.dropped.shape) != (batch, seq):
+        raise MetricInputError(
+            f"dropped has shape {tuple(tensors.dropped.shape)}, expected {(batch, seq)}: assignments of each token."
+        )
     given = [name for name in ROUTER_FIELDS if getattr(tensors, name) is not None]
     if not given:
         if num_experts or top_k:
@@ -158,7 +170,13 @@ def check_pair(tensors: PairTensors, valid: Bool[Tensor, "B S"] | None) -> None:
                 f"{name} has shape {tuple(other.shape)}, expected {shape} like to_residual. "
                 "A transition compares two block outputs of one width; do not plan it between others."
             )
+    _check_traits(tensors.traits)
     _check_valid(valid, shape[0], shape[1])
+
+
+def _check_traits(traits: tuple[str, ...]) -> None:
+    if unknown := [name for name in traits if name not in TRAITS]:
+        raise MetricInputError(f"traits name {unknown}, expected any of {', '.join(TRAITS)}.")
 
 
 def _check_float(name: str, tensor: Tensor) -> None:

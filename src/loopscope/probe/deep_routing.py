@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from loopscope.catalog.traits import NO_SETS
 from loopscope.probe.deep_spill import SpillFile, Stored
 from loopscope.trace import TracePoint
 
@@ -76,7 +77,7 @@ class RoutingRecorder:
 
     def add(self, point: TracePoint) -> None:
         """Keep what is needed of a visit of the next documents."""
-        if point.topk_idx is None or point.router_logits is None:
+        if point.topk_idx is None or point.router_logits is None or not NO_SETS.isdisjoint(point.traits):
             return
         added = point.selection_scores is not None
         visit = self._visits.setdefault(

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Block = Literal["head", "loop", "tail"]
-ScoreFunc = Literal["softmax", "sigmoid"]
+ScoreFunc = Literal["softmax", "sigmoid", "sqrtsoftplus"]
 
 ROUTER_LOGITS_ARE_PRESOFTMAX = True
 """`TracePoint.router_logits` are raw router outputs; nothing was normalised."""
@@ -26,7 +26,7 @@ ACCEPTED_LOOP_AXIS_PROVENANCES = (LOOP_AXIS_PROVENANCE, LOOP_AXIS_PROVENANCE + "
 ROUTER_FIELDS = ("router_logits", "router_probs", "topk_idx", "topk_weights")
 """The four tensors that a dense visit sets to None together."""
 
-TENSOR_FIELDS = (*ROUTER_FIELDS, "residual", "selection_scores", "expert_bias")
+TENSOR_FIELDS = (*ROUTER_FIELDS, "residual", "selection_scores", "expert_bias", "dropped")
 """Every field of a TracePoint that can hold a tensor."""
 
 
@@ -58,17 +58,22 @@ class TracePoint:
     router_probs: Float[Tensor, "B S E"] | None
     """Softmax over all E, not renormalised over the top k (sigmoid router: s/Σ_E s)."""
     topk_idx: Int[Tensor, "B S k"] | None
-    """The experts really used."""
+    """The experts really used; −1 for none, where a trait says that a token may have fewer than k."""
     topk_weights: Float[Tensor, "B S k"] | None
-    """Combine weights, renormalised to sum to 1."""
+    """Combine weights, renormalised to sum to 1; all 0 for a token without an expert."""
     residual: Float[Tensor, "B S d"]
     """The block's output, nothing applied."""
     score_func: ScoreFunc = "softmax"
     """How scores come from logits."""
     selection_scores: Float[Tensor, "B S E"] | None = None
-    """The scores that decided the choice, where a bias was added."""
+    """The scores that decided the choice, where a bias was added or groups limit it."""
     expert_bias: Float[Tensor, " E"] | None = None
     """The bias that was added to the scores, one per expert."""
+    dropped: Int[Tensor, "B S"] | None = None
+    """Assignments of each token that were asked for and did not run, where a capacity drops any."""
+    traits: tuple[str, ...] = ()
+    """What is unusual about the routing or the tokens, of `loopscope.catalog.traits`; columns that mean nothing under a
+    trait are null."""
 
     @property
     def is_dense(self) -> bool:

@@ -20,8 +20,9 @@ _correlation = partial(
     computed="correlation",
     needs=("residual",),
     merge="sum",
+    undefined_for=("flat",),
     source="definition",
-    null_rule="sharded sequence: absent; non-finite residual: nonfinite",
+    null_rule="sharded sequence, or sequences that are not told apart: absent; non-finite residual: nonfinite",
     empty_is_value=True,
 )
 
@@ -73,8 +74,8 @@ TABLE = TableSpec(
             unit="1",
             merge="mean by token_correlation_pairs",
             source="mean cosine over pairs of distinct valid tokens of one sequence",
-            null_rule="sharded sequence or no valid token: absent; no pair of tokens: not_applicable; non-finite "
-            "residual: nonfinite",
+            null_rule="sharded sequence, sequences that are not told apart, or no valid token: absent; no pair of "
+            "tokens: not_applicable; non-finite residual: nonfinite",
             empty_is_value=False,
             shown=("diff", "visits"),
         ),

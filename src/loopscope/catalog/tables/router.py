@@ -22,7 +22,8 @@ _load = partial(
     unit="1",
     needs=("topk_idx",),
     merge="from expert_count",
-    null_rule=NO_TOKEN,
+    undefined_for=("soft",),
+    null_rule=f"soft routing: absent; {NO_TOKEN}",
 )
 _entropy_of_load = partial(_load, computed="load", source=f"Shannon 1948; f_e as in {SWITCH}")
 _violation = partial(_load, computed="violation", source=_MAXVIO)
@@ -44,7 +45,7 @@ LOAD = (
         computed="load",
         merge="sum",
         source=f"{SWITCH}, eq. 5",
-        null_rule="never; zeros where there is no valid token",
+        null_rule="soft routing: absent; zeros where there is no valid token",
         empty_is_value=True,
     ),
     _mass(
@@ -113,8 +114,9 @@ LOAD = (
         name="mass_to_count_ratio",
         formula="maxvio_mass / maxvio_count",
         merge="from expert_mass, expert_count",
-        null_rule="maxvio_count < 1e-6 or no weight above 0: not_applicable; non-finite weight: nonfinite; "
-        f"{NO_TOKEN}",
+        undefined_for=("soft",),
+        null_rule="maxvio_count < 1e-6 or no weight above 0: not_applicable; soft routing: absent; non-finite weight: "
+        f"nonfinite; {NO_TOKEN}",
     ),
     _dead(
         name="dead_experts",
@@ -138,6 +140,8 @@ LOAD = (
         needs=(),
         requires=("topk_idx",),
         merge="from num_tokens",
+        undefined_for=("soft", "expert_choice", "variable_k"),
+        null_rule=f"soft routing, experts that choose, a number of experts that varies: absent; {NO_TOKEN}",
         source="expected number of empty experts when every token draws k of E uniformly",
     ),
     _dead(
@@ -147,8 +151,10 @@ LOAD = (
         unit="assignments",
         requires=("topk_idx", "dropped_assignments"),
         merge="sum",
+        undefined_for=("soft", "expert_choice"),
         source=SWITCH,
-        null_rule="not_applicable where the router drops nothing",
+        null_rule="not_applicable where the router drops nothing; soft routing, experts that choose: absent",
+        empty_is_value=True,
     ),
 )
 

@@ -7,13 +7,15 @@ from loopscope.catalog.tables.keys import BY_TOKEN, NO_TOKEN, SWITCH
 
 _BAD_PROB = f"non-finite probability: nonfinite; {NO_TOKEN}"
 _BAD_SCORE = f"non-finite score: nonfinite; {NO_TOKEN}"
+_UNRANKED = ("soft", "expert_choice", "variable_k", "unranked", "null_experts")
 _balance = partial(
     Column,
     unit="1",
     computed="balance",
     needs=("topk_idx", "router_probs"),
+    undefined_for=("soft", "expert_choice", "drops", "null_experts"),
     source=f"{SWITCH}, eq. 4-6 (transformers' value is k times this)",
-    null_rule=_BAD_PROB,
+    null_rule=f"soft routing, experts that choose or compute nothing, dropped assignments: absent; {_BAD_PROB}",
 )
 _entropy = partial(
     Column,
@@ -21,8 +23,9 @@ _entropy = partial(
     computed="entropy",
     needs=("router_probs",),
     merge=BY_TOKEN,
+    undefined_for=("null_experts",),
     source="Shannon 1948",
-    null_rule=_BAD_PROB,
+    null_rule=f"experts that compute nothing: absent; {_BAD_PROB}",
 )
 _concentration = partial(
     Column, unit="1", computed="concentration", merge=BY_TOKEN, source="definition", null_rule=_BAD_PROB
@@ -39,16 +42,22 @@ _choice = partial(
     Column,
     unit="score",
     needs=("choice_scores",),
+    undefined_for=_UNRANKED,
     source="definition; r = selection_scores where given, else raw logits (score_space says which)",
 )
 _margin = partial(
-    _choice, computed="margin", merge="from margin_hist", null_rule=f"k = 1: not_applicable; {_BAD_SCORE}"
+    _choice,
+    computed="margin",
+    merge="from margin_hist",
+    null_rule=f"k = 1: not_applicable; the choice is no top-k of a fixed k: absent; {_BAD_SCORE}",
 )
 _gap = partial(
     _choice,
     computed="margin",
     merge=BY_TOKEN,
-    null_rule=f"k = E: not_applicable; {_BAD_SCORE}",
+    undefined_for=(*_UNRANKED, "no_alternative"),
+    null_rule="k = E: not_applicable; the choice is no top-k of a fixed k, or groups leave no other expert: absent; "
+    f"{_BAD_SCORE}",
 )
 _z = partial(
     Column,
@@ -56,8 +65,10 @@ _z = partial(
     computed="z",
     needs=("router_logits",),
     merge=BY_TOKEN,
+    undefined_for=("null_experts",),
     source="router z-loss of Zoph et al. 2022, arXiv 2202.08906, eq. 5",
-    null_rule=f"sigmoid router: not_applicable; non-finite logit: nonfinite; {NO_TOKEN}",
+    null_rule="another score function than softmax: not_applicable; experts that compute nothing: absent; non-finite "
+    f"logit: nonfinite; {NO_TOKEN}",
 )
 _logits = partial(
     Column,
@@ -81,6 +92,8 @@ SCORES = (
         formula="P_e = mean_t p_te",
         needs=("router_probs",),
         merge=BY_TOKEN,
+        undefined_for=(),
+        null_rule=_BAD_PROB,
     ),
     _balance(
         name="lb_loss",
@@ -101,6 +114,7 @@ SCORES = (
         needs=(),
         requires=("topk_idx",),
         merge="sum",
+        undefined_for=(),
         source="definition",
         null_rule="never; 0 where there is no valid token",
         empty_is_value=True,
@@ -129,9 +143,19 @@ SCORES = (
         merge="from mean_prob, token_entropy_mean",
         shown=("visits",),
     ),
-    _concentration(name="top1_prob_mean", formula="mean_t max_e p_te", needs=("router_probs",)),
     _concentration(
-        name="topk_mass_mean", formula="mean_t Σ_{e in S_t} p_te", needs=("router_probs", "topk_idx")
+        name="top1_prob_mean",
+        formula="mean_t max_e p_te",
+        needs=("router_probs",),
+        undefined_for=("null_experts",),
+        null_rule=f"experts that compute nothing: absent; {_BAD_PROB}",
+    ),
+    _concentration(
+        name="topk_mass_mean",
+        formula="mean_t Σ_{e in S_t} p_te",
+        needs=("router_probs", "topk_idx"),
+        undefined_for=("soft",),
+        null_rule=f"soft routing: absent; {_BAD_PROB}",
     ),
     _effective_topk(
         name="effective_topk_mean",
@@ -251,5 +275,8 @@ SCORES = (
         needs=("choice_scores", "topk_idx"),
         requires=("choice_scores", "topk_idx", "expert_bias"),
         merge=BY_TOKEN,
+        undefined_for=(*_UNRANKED, "drops", "grouped"),
+        null_rule="no bias or no valid token: absent; the choice is no top-k over all experts of a fixed k, or not all "
+        "of it ran: absent; non-finite bias or score: nonfinite",
     ),
 )

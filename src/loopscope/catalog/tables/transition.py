@@ -37,15 +37,16 @@ _overlap = partial(
     computed="overlap",
     needs=("topk_idx",),
     merge=_BY_TOKEN,
+    undefined_for=("soft", "expert_choice", "variable_k", "drops"),
     source="definition; chance for two independent uniform k-subsets of E",
-    null_rule=f"{_STRANGERS}; no valid token: absent",
+    null_rule=f"{_STRANGERS}; no set of k experts that ran for every token: absent; no valid token: absent",
 )
 _chance = partial(
     _overlap,
     needs=(),
     requires=("topk_idx",),
     merge="constant",
-    null_rule=_STRANGERS,
+    null_rule=f"{_STRANGERS}; no set of k experts that ran for every token: absent",
     empty_is_value=True,
 )
 
@@ -165,6 +166,8 @@ TABLE = TableSpec(
             name="load_overlap",
             formula="Σ_e min(f_a,e, f_b,e)",
             merge="from expert_count of both visits",
+            undefined_for=("soft",),
+            null_rule=f"{_STRANGERS}; soft routing: absent; no valid token: absent",
         ),
         _chance(name="overlap_chance", formula="k/E", label="by chance", shown=("summary",)),
         _chance(name="jaccard_chance", formula="Σ_m Hypergeom(m; E, k, k)·m/(2k − m)"),

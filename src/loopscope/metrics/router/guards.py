@@ -22,6 +22,9 @@ def _partial(c: VisitContext) -> SlotTensors:
     # Weights may have been computed in a wider type than the probabilities; a half type anywhere rounds them.
     off_N = (c.weights_NK.sum(-1) - 1).abs() > tolerance(weights.dtype)
     outside_NK = ~c.in_range_NK
+    if c.open_choice:
+        off_N = off_N & c.in_range_NK.any(-1)
+        outside_NK = outside_NK & (c.raw_idx_NK != -1)
     return {
         "prob_like": c.total((in_unit_N & sums_to_one_N).float()),
         "bad_weights": c.total(off_N.float()),
