@@ -22,6 +22,7 @@ _PUBLIC = {
     "RunSettings": "settings",
     "SupportEntry": "support",
     "check_config": "support",
+    "decoder": "source",
     "dump_plan": "files",
     "load_overrides": "files",
     "reconcile": "proof",

@@ -10,6 +10,7 @@ from typing import Any
 from loopscope.capture.errors import PlanError
 from loopscope.capture.nearest import shortened, suggestion
 from loopscope.capture.override import CONTRACT, is_sentinel, read_override, resolve_field
+from loopscope.capture.proof_status import missing_tensors
 from loopscope.capture.spec import ROUTER_TENSORS, CapturePlan, CaptureSpec, enclosing
 
 
@@ -66,20 +67,30 @@ def _check_router(block: str, parts: Mapping[str, CaptureSpec]) -> None:
     seen: dict[str, str] = {}
     for part, spec in parts.items():
         for tensor in spec.tensors:
+            if tensor == "expert_input":  # one boundary for each expert
+                continue
             if tensor in ROUTER_TENSORS and seen.setdefault(tensor, part) != part:
                 raise PlanError(
                     f"plan[{part!r}]: {tensor} of block {block!r} is captured at {seen[tensor]!r} as well; a visit "
-                    "has one router. Give the inner layer a boundary with `residual` of its own."
+                    "has one router. Where a layer has several, make each mixture a block of its own, with `residual` "
+                    "at it, and give the layer none."
                 )
-    if missing := [name for name in ("router_logits", "topk_idx") if name not in seen]:
+    routing = next((spec.routing for spec in parts.values() if spec.routing is not None), None)
+    problem = missing_tensors(seen, routing)
+    if problem is not None:
         raise PlanError(
-            f"plan[{next(iter(parts))!r}]: block {block!r} has router tensors {sorted(seen)} without "
-            f"{' and '.join(missing)}, which nothing else gives. Capture {' and '.join(missing)}, or no router."
+            f"plan[{next(iter(parts))!r}]: block {block!r} has router tensors {sorted(seen)} {problem}"
         )
-    if all(spec.routing is None for spec in parts.values()):
+    if routing is None:
         raise PlanError(
-            f"plan[{seen['topk_idx']!r}]: no `routing`; expected a RoutingSpec: without it nothing can be "
+            f"plan[{seen['router_logits']!r}]: no `routing`; expected a RoutingSpec: without it nothing can be "
             "reconciled with what the model did. Give num_experts, top_k, score_func, order, normalised, balancing."
+        )
+    experts = [name for name, spec in parts.items() if "expert_input" in spec.tensors]
+    if experts and len(experts) != routing.num_experts:
+        raise PlanError(
+            f"plan[{experts[0]!r}]: expert_input is captured at {len(experts)} module(s) of block {block!r}, expected "
+            f"one for each of its {routing.num_experts} experts, in their order."
         )
 
 

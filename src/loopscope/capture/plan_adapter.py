@@ -8,6 +8,7 @@ from loopscope.capture.capabilities import BackendSupport
 from loopscope.capture.errors import CoverageError
 from loopscope.capture.plan import resolve_plan
 from loopscope.capture.plan_support import PlanSupport
+from loopscope.capture.proof_status import unproven
 from loopscope.capture.spec import CapturePlan, CaptureSpec
 from loopscope.capture.visits import expected_visits
 from loopscope.trace import VisitSpec
@@ -27,7 +28,10 @@ class PlanAdapter:
         valid: Callable[..., Any] | None = None,
     ) -> None:
         self.model, self._valid = model, valid
-        self.plan = resolve_plan(self.derive(), overrides, self.modules())
+        plan = resolve_plan(self.derive(), overrides, self.modules())
+        self.plan = CapturePlan(
+            plan, declared_layers=plan.declared_layers, notes=(*plan.notes, *unproven(plan))
+        )
 
     def modules(self) -> Mapping[str, Any]:
         """Every module by name, in the model's order."""

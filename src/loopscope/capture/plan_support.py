@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from loopscope.capture.proof_status import proofs
 from loopscope.capture.requirements import Placement, Requirement
 from loopscope.capture.spec import CapturePlan
 
@@ -30,6 +31,8 @@ class PlanSupport:
             values = dict.fromkeys(str(getattr(spec, name)) for spec in self._routings)
             origin = self._routings[0].sources.get(name)
             found[name] = ", ".join(values) + (f"  ({origin})" if origin else "")
+        if self._routings:
+            found["proof"] = "; ".join(dict.fromkeys(proofs(self._plan).values()))
         return found
 
     def supports_direct(self, req: Requirement) -> bool:
@@ -37,22 +40,26 @@ class PlanSupport:
         if req.tensor in _OBJECTIVE:
             return req.tensor in self._objective
         if req.tensor == "choice_scores":
-            return "router_logits" in self._direct and "expert_bias" not in self._direct
+            plain = not any(spec.grouped for spec in self._routings)
+            return plain and "router_logits" in self._direct and "expert_bias" not in self._direct
         if req.tensor == "before_residual":
             return "residual" in self._direct
-        if req.tensor == "router_probs" and any(spec.score_func == "sigmoid" for spec in self._routings):
-            return False  # a sigmoid router's scores are divided by their sum
+        if req.tensor == "router_probs" and any(spec.score_func != "softmax" for spec in self._routings):
+            return False  # scores of each expert alone are divided by their sum
+        if req.tensor in ("router_probs", "topk_idx", "topk_weights") and any(
+            spec.open_choice or spec.choice == "soft" for spec in self._routings
+        ):
+            return False
         if req.tensor == "topk_weights" and not all(spec.weights_sum_to_one for spec in self._routings):
             return False
         return req.tensor in self._direct and self._placements <= {"local"}
 
     def supports_transform(self, req: Requirement) -> bool:
         """Scores and weights follow from logits and choice; local tensors from replicated ones."""
-        has_router = {"router_logits", "topk_idx"} <= self._direct
-        if req.tensor in ("router_probs", "topk_weights"):
-            return has_router
-        if req.tensor == "choice_scores":
-            return has_router and "expert_bias" in self._direct
+        if req.tensor in ("router_probs", "topk_weights", "topk_idx", "choice_scores"):
+            return "router_logits" in self._direct
+        if req.tensor == "dropped_assignments":
+            return any(not spec.dropless for spec in self._routings)
         return req.tensor in self._direct and self._placements <= {"local", "replicated"}
 
     def supports_state(self, component: str, dtype: str, placement: Placement) -> bool:
@@ -62,9 +69,7 @@ class PlanSupport:
     def why_absent(self, req: Requirement) -> str:
         """See `BackendSupport`."""
         if req.tensor == "dropped_assignments":
-            return (
-                "the router is dropless" if all(spec.dropless for spec in self._routings) else "not counted"
-            )
+            return "the router is dropless"
         if req.tensor == "expert_bias":
             return "the router adds no bias to its scores"
         if req.tensor in _OBJECTIVE:

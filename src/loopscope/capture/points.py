@@ -1,6 +1,7 @@
 """From what one call's boundaries handed over to a TracePoint: shapes, scores, weights, and the check of the choice."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -8,8 +9,10 @@ import torch
 from torch import Tensor
 
 from loopscope.capture import proof
+from loopscope.capture.assignment import routing_of_call
 from loopscope.capture.errors import ReconcileError
 from loopscope.capture.routing import RoutingSpec
+from loopscope.capture.scores import ranking_scores
 from loopscope.trace import TracePoint, VisitSpec
 
 Checks = list[tuple[str, RoutingSpec, int, Tensor]]
@@ -23,6 +26,7 @@ def point_of(
     spec: RoutingSpec | None,
     at: VisitSpec,
     checks: Checks | None,
+    expert_rows: list[int] | None = None,
 ) -> TracePoint:
     """One visit as a TracePoint.
 
@@ -33,24 +37,31 @@ def point_of(
         spec: how the router chooses; None for a dense visit.
         at: the visit's coordinates.
         checks: gets the counts of what is wrong; None: nothing is checked.
+        expert_rows: tokens that each expert was called with, where the plan counts them.
 
     Raises:
         ReconcileError: a shape or a type is not what the plan says.
     """
-    if residual.ndim == 2:
+    flat = residual.ndim == 2
+    if flat:
         residual = residual.unsqueeze(0)
     if residual.ndim != 3 or not residual.is_floating_point():
         raise ReconcileError(
             f"{block}: residual is {residual.dtype} {tuple(residual.shape)}, expected floats [B, S, d], or [T, d] "
             "where sequences are packed. Name the block's output that has one vector per token."
         )
-    fields = _DENSE
+    fields = dict(_DENSE)
     if router and spec is not None:
         where = f"{block} (unrolled_pos {at.unrolled_pos})"
-        raw = _flat(router, residual, spec, where)
+        raw = routing_of_call(router, spec, (residual.shape[0], residual.shape[1]), where)
+        proof.check_shapes(raw, spec, where)
+        if expert_rows is not None:
+            raw = replace(raw, expert_rows=torch.tensor(expert_rows, device=raw.logits.device))
         if checks is not None:
             checks.append((where, spec, raw.logits.shape[0], proof.wrong_counts(raw, spec)))
         fields = router_fields(raw, spec, residual.shape[:2])
+    if flat:
+        fields["traits"] = (*fields.get("traits", ()), "flat")
     return TracePoint(
         block=at.block,
         unrolled_pos=at.unrolled_pos,
@@ -71,43 +82,46 @@ def router_fields(
     raw: proof.Routing, spec: RoutingSpec, shape: torch.Size | tuple[int, int]
 ) -> dict[str, Any]:
     """The router fields of a TracePoint from one call's tensors: scores over all E summing to 1, weights
-    renormalised, selection scores where a bias was added. [N, ...] becomes [B, S, ...]."""
+    renormalised, the scores that decided where they are not the logits. [N, ...] becomes [B, S, ...]."""
+
+    def shaped(tensor: Tensor) -> Tensor:
+        return tensor.reshape(*shape, tensor.shape[-1])
+
     # The model's own scores where they were handed over, else from the logits.
     scores = raw.probs if raw.probs is not None else proof.scores_of(raw.logits, spec)
     probs = (
-        scores / scores.sum(dim=-1, keepdim=True).clamp_min(1e-20) if spec.score_func == "sigmoid" else scores
+        scores if spec.score_func == "softmax" else scores / scores.sum(dim=-1, keepdim=True).clamp_min(1e-20)
     )
     weights = raw.weights if raw.weights is not None else proof.expected_weights(raw, spec, scores)
+    ranking = ranking_scores(raw, spec, scores)
+    idx, dropped = raw.idx, None
+    if spec.open_choice:
+        here = raw.in_use(spec) & (idx < spec.num_experts)
+        dropped = _dropped(raw, spec)
+        idx = torch.where(here, idx.long(), -1)
+        weights = torch.where(here, weights, 0.0)
     weights = weights.float()
     weights = weights / weights.sum(dim=-1, keepdim=True).clamp_min(1e-20)
+    experts = slice(0, spec.num_experts)
     return {
-        "num_experts": raw.logits.shape[-1],
-        "top_k": raw.idx.shape[-1],
-        "router_logits": raw.logits.reshape(*shape, raw.logits.shape[-1]),
-        "router_probs": probs.reshape(*shape, probs.shape[-1]),
-        "topk_idx": raw.idx.reshape(*shape, raw.idx.shape[-1]),
-        "topk_weights": weights.reshape(*shape, weights.shape[-1]),
+        "num_experts": spec.num_experts,
+        "top_k": idx.shape[-1],
+        "router_logits": shaped(raw.logits[:, experts]),
+        "router_probs": shaped(probs[:, experts]),
+        "topk_idx": shaped(idx),
+        "topk_weights": shaped(weights),
         "score_func": spec.score_func,
-        "selection_scores": None
-        if raw.bias is None
-        else (scores + raw.bias).reshape(*shape, scores.shape[-1]),
-        "expert_bias": raw.bias,
+        "selection_scores": None if ranking is None else shaped(ranking[:, experts]),
+        "expert_bias": None if raw.bias is None else raw.bias[experts],
+        "dropped": None if dropped is None else dropped.reshape(*shape),
+        "traits": spec.traits,
     }
 
 
-def _flat(router: Mapping[str, Tensor], residual: Tensor, spec: RoutingSpec, where: str) -> proof.Routing:
-    def flat(name: str) -> Tensor | None:
-        tensor = router.get(name)
-        return None if tensor is None else tensor.reshape(tensor.shape[:-1].numel(), tensor.shape[-1])
-
-    logits, idx = flat("router_logits"), flat("topk_idx")
-    if logits is None or idx is None:
-        raise ReconcileError(f"{where}: router_logits or topk_idx was not handed over in this call.")
-    raw = proof.Routing(logits, idx, flat("topk_weights"), router.get("expert_bias"), flat("router_probs"))
-    proof.check_shapes(raw, spec, where)
-    if logits.shape[0] != (tokens := residual.shape[0] * residual.shape[1]):
-        raise ReconcileError(
-            f"{where}: the router saw {logits.shape[0]} tokens, the block's output has {tuple(residual.shape[:2])} = "
-            f"{tokens}. Sequences must not be sharded or packed between the two."
-        )
-    return raw
+def _dropped(raw: proof.Routing, spec: RoutingSpec) -> Tensor | None:
+    """[N]: choices that did not run; where only those that ran are known, every token asked for k."""
+    if spec.dropless or spec.choice == "expert_choice":
+        return None
+    _, real = raw.chosen(spec)
+    asked = real.sum(dim=-1) if raw.ran is not None else spec.top_k
+    return asked - raw.in_use(spec).sum(dim=-1)

@@ -18,17 +18,13 @@ from loopscope.capture.values import offloaded
 ROOTS = ("output", "input", "kwarg", "module", "decode")
 _TOKEN = re.compile(r"\.([A-Za-z_][A-Za-z_0-9]*)|\[(-?\d+)\]|\[(['\"]?)([A-Za-z_][\w.\-]*)\3\]")
 
-Decoder = Callable[[Any, Any], Any]
-"""(module, output) → tensor."""
-
-
 def hidden_states(module: Any, output: Any) -> Any:
     """What a layer returns, or the first item where it returns a tuple."""
     return output[0] if isinstance(output, (tuple, list)) else output
 
 
-DECODERS: dict[str, Decoder] = {"hidden_states": hidden_states}
-"""Name → function, filled by adapters whose routers return what no path can name."""
+DECODERS: dict[str, Callable[..., Any]] = {"hidden_states": hidden_states}
+"""Name → a `RegisteredDecoder`, or a function (module, output) → tensor. See `decoder`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +38,49 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class RegisteredDecoder:
+    """A function that makes a tensor of one call."""
+
+    function: Callable[[Call], Any]
+    recomputes: bool
+    """True where it makes the router's choice once more instead of reading it."""
+
+    def __call__(self, call: Call) -> Any:
+        """What the function makes of a call."""
+        return self.function(call)
+
+
+def decoder(name: str, *, recomputes: bool) -> Callable[[Callable[[Call], Any]], Callable[[Call], Any]]:
+    """Register a function as the source ``decode.NAME``, for what no path can name::
+
+        @loopscope.capture.decoder("last_choice", recomputes=False)
+        def last_choice(call):
+            return call.module.last_idx
+
+    Args:
+        name: letters, digits and underscores; registering a name again replaces the function.
+        recomputes: True where the function makes the choice once more from the scores. Comparing that with the scores
+            proves nothing, so the choice counts as unproven unless the plan captures `expert_input` as well.
+
+    The function gets a `Call` (`module`, `args`, `kwargs`, `output`), runs without gradients when the call has ended,
+    and must change nothing.
+
+    Raises:
+        PlanError: the name is no name, or `recomputes` is not said.
+    """
+    if not isinstance(name, str) or not name.isidentifier():
+        raise PlanError(f"decoder name is {name!r}, expected letters, digits and underscores.")
+    if not isinstance(recomputes, bool):
+        raise PlanError(f"decoder {name!r}: recomputes is {recomputes!r}, expected True or False.")
+
+    def register(function: Callable[[Call], Any]) -> Callable[[Call], Any]:
+        DECODERS[name] = RegisteredDecoder(function, recomputes)
+        return function
+
+    return register
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """A parsed source."""
 
@@ -52,6 +91,12 @@ class Source:
     path: tuple[str | int, ...]
     """Attribute names and indices, outermost first."""
 
+    @property
+    def recomputes(self) -> bool:
+        """True for a decoder that makes the choice once more."""
+        found = DECODERS.get(str(self.path[0])) if self.root == "decode" else None
+        return isinstance(found, RegisteredDecoder) and found.recomputes
+
     def read(self, call: Call) -> Any:
         """The value this source names in `call`.
 
@@ -59,7 +104,8 @@ class Source:
             ReconcileError: the call has no such value; says what it has.
         """
         if self.root == "decode":
-            return DECODERS[str(self.path[0])](call.module, call.output)
+            found = DECODERS[str(self.path[0])]
+            return found(call) if isinstance(found, RegisteredDecoder) else found(call.module, call.output)
         if self.root == "kwarg" and self.path[0] not in call.kwargs:
             raise ReconcileError(
                 f"source {self.text!r} of {type(call.module).__name__}: it was called with keywords "

@@ -13,9 +13,27 @@ from loopscope.capture.reducers import BoundReducer
 from loopscope.capture.routing import RoutingSpec
 from loopscope.capture.source import Source, parse_source
 
-TENSORS = ("router_logits", "router_probs", "topk_idx", "topk_weights", "expert_bias", "residual")
-"""What can be captured at a boundary. `router_probs` and `topk_weights` may be left out: they follow exactly
-from the others."""
+ASSIGNMENTS = ("topk_idx", "dispatch", "combine", "token_idx")
+"""What tells which experts a token is with; one of them is needed, except where routing is soft."""
+TENSORS = (
+    "router_logits",
+    "router_probs",
+    *ASSIGNMENTS,
+    "topk_weights",
+    "token_weights",
+    "kept",
+    "expert_bias",
+    "expert_input",
+    "residual",
+)
+"""What can be captured at a boundary; N tokens (or [B, S]), E experts, k chosen, C capacity.
+
+`router_logits` [N, E]; `router_probs` [N, E] and `topk_weights` [N, k] may be left out: they follow from the others.
+`topk_idx` [N, k], the experts chosen. `dispatch` [N, E] or [N, E, C], not 0 where a token runs in an expert; `combine`,
+the same with combine weights. `token_idx` [E, C], or [B, E, C] within each sequence: the tokens that experts chose, and
+`token_weights` of the same shape. `kept` [N, k], not 0 where a choice ran. `expert_bias` [E]. `expert_input` at the
+module of one expert: what it was called with. `residual` [B, S, d], the block's output.
+"""
 ROUTER_TENSORS = TENSORS[:-1]
 MESH_AXES = ("dp", "dp_replicate", "dp_shard", "tp", "ep", "cp", "pp")
 PLACEMENTS = ("local", "replicated", "sequence-sharded")
@@ -101,6 +119,10 @@ class CapturePlan(FrozenMapping[str, CaptureSpec]):
             for name, spec in self.items()
             if set(spec.tensors) & set(ROUTER_TENSORS) and enclosing(name, blocks) == block
         }
+
+    def experts_of(self, block: str) -> list[str]:
+        """Boundaries of single experts in `block`, by their numbers."""
+        return [name for name, part in self.parts_of(block).items() if "expert_input" in part.tensors]
 
     def routing_of(self, block: str) -> RoutingSpec | None:
         """How the router of `block` chooses; None where it has none."""

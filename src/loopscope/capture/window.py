@@ -25,6 +25,8 @@ class _Visit:
     block: str
     residual: Tensor
     router: dict[str, Tensor]
+    expert_rows: dict[str, int]
+    """Boundary of one expert → tokens that it was called with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class Window:
     plan: CapturePlan
     visits: list[_Visit] = field(default_factory=list)
     pending: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    expert_rows: dict[str, dict[str, int]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     def record(self, boundary: Boundary, call: Call) -> None:
@@ -65,6 +68,9 @@ class Window:
             self.problems.append(f"{boundary.name}: {name}{error}")
             return
         residual = taken.pop("residual", None)
+        if (given := taken.pop("expert_input", None)) is not None:
+            rows = self.expert_rows.setdefault(boundary.block, {})
+            rows[boundary.name] = rows.get(boundary.name, 0) + given.shape[:-1].numel()
         if taken:
             waiting = self.pending.setdefault(boundary.block, {})
             if any(name in waiting for name in taken):
@@ -73,7 +79,8 @@ class Window:
                 )
             waiting.update(taken)
         if boundary.is_block and residual is not None:
-            self.visits.append(_Visit(boundary.block, residual, self.pending.pop(boundary.block, {})))
+            router, rows = self.pending.pop(boundary.block, {}), self.expert_rows.pop(boundary.block, {})
+            self.visits.append(_Visit(boundary.block, residual, router, rows))
 
     def specs(self) -> list[VisitSpec]:
         """Coordinates of the visits so far."""
@@ -105,14 +112,20 @@ class Window:
                 self.plan.routing_of(visit.block),
                 at,
                 checks if verify else None,
+                self._rows_of(visit),
             )
             for visit, at in zip(self.visits, self.specs(), strict=True)
         ]
         if checks:
-            counts = torch.stack([counts for *_, counts in checks]).tolist()
+            device = checks[0][-1].device  # the layers of one model may lie on several
+            counts = torch.stack([counts.to(device) for *_, counts in checks]).tolist()
             for (where, spec, tokens, _), wrong in zip(checks, counts, strict=True):
                 proof.raise_if_wrong(wrong, tokens, spec, where)
         return found
+
+    def _rows_of(self, visit: _Visit) -> list[int] | None:
+        experts = self.plan.experts_of(visit.block)
+        return [visit.expert_rows.get(name, 0) for name in experts] if experts else None
 
     def take(self, value: Any, name: str) -> Any:
         """What is kept of a value that a source named: a tensor without its graph, local to this rank."""
@@ -126,6 +139,7 @@ class Window:
         """Let go of every tensor."""
         self.visits.clear()
         self.pending.clear()
+        self.expert_rows.clear()
 
     def _check_calls(self) -> None:
         if silent := [name for name in self.plan.blocks() if name not in self.blocks()]:
