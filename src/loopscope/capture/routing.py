@@ -22,7 +22,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "balancing": get_args(Balancing),
     "choice": get_args(Choice),
     "weights": get_args(Weights),
-    "bias_on": (*get_args(BiasOn), None),
+    "bias_on": get_args(BiasOn),
     "group_score": get_args(GroupScore),
 }
 
@@ -83,7 +83,8 @@ class RoutingSpec:
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
-            if (value := getattr(self, name)) not in allowed:
+            value = getattr(self, name)
+            if value not in allowed and not (name == "bias_on" and value is None):
                 raise PlanError(
                     f"routing.{name} is {value!r}, expected one of {', '.join(map(repr, allowed))}."
                     + (" Say 'unknown' where it is not known." if name == "balancing" else "")

@@ -18,6 +18,7 @@ from loopscope.capture.values import offloaded
 ROOTS = ("output", "input", "kwarg", "module", "decode")
 _TOKEN = re.compile(r"\.([A-Za-z_][A-Za-z_0-9]*)|\[(-?\d+)\]|\[(['\"]?)([A-Za-z_][\w.\-]*)\3\]")
 
+
 def hidden_states(module: Any, output: Any) -> Any:
     """What a layer returns, or the first item where it returns a tuple."""
     return output[0] if isinstance(output, (tuple, list)) else output
@@ -104,8 +105,10 @@ class Source:
             ReconcileError: the call has no such value; says what it has.
         """
         if self.root == "decode":
-            found = DECODERS[str(self.path[0])]
-            return found(call) if isinstance(found, RegisteredDecoder) else found(call.module, call.output)
+            function = DECODERS[str(self.path[0])]
+            if isinstance(function, RegisteredDecoder):
+                return function(call)
+            return function(call.module, call.output)
         if self.root == "kwarg" and self.path[0] not in call.kwargs:
             raise ReconcileError(
                 f"source {self.text!r} of {type(call.module).__name__}: it was called with keywords "

@@ -1,7 +1,7 @@
 """What a source named, made into a plain tensor of this rank: without graph, subclass, sharding or raggedness."""
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,24 +32,25 @@ def plain_tensor(value: Any, name: str) -> Tensor:
         )
     if not isinstance(value, Tensor):
         raise ReconcileError(f"{name} is {type(value).__name__}, expected a tensor")
-    if hasattr(value, "to_local") and hasattr(value, "placements"):
-        _check_placements(value, name)
-        value = value.to_local()
-    value = value.detach()
-    if value.is_nested:
-        value = value.values() if value.layout is torch.jagged else torch.cat(list(value.unbind()))
-    if value.layout is not torch.strided:
+    found: Tensor = value
+    if hasattr(found, "to_local") and hasattr(found, "placements"):
+        _check_placements(found, name)
+        found = found.to_local()
+    found = found.detach()
+    if found.is_nested:
+        found = found.values() if found.layout is torch.jagged else torch.cat(list(found.unbind()))
+    if found.layout is not torch.strided:
         raise ReconcileError(
-            f"{name} is {value.layout}, expected a dense tensor; add a decoder that makes it one"
+            f"{name} is {found.layout}, expected a dense tensor; add a decoder that makes it one"
         )
-    if type(value) is not Tensor:
-        value = value.as_subclass(Tensor)
-    if value.device.type == "meta":
+    if type(found) is not Tensor:
+        found = found.as_subclass(Tensor)
+    if found.device.type == "meta":
         raise ReconcileError(
             f"{name} is on the meta device, so it has no values: the model was built without weights, or they are "
             "offloaded by something else than accelerate. Load the weights, or keep this module on its device"
         )
-    return cast(Tensor, value)
+    return found
 
 
 def offloaded(owners: list[tuple[Any, str]]) -> Tensor | None:
