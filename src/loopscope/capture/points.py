@@ -48,7 +48,8 @@ def point_of(
     if residual.ndim != 3 or not residual.is_floating_point():
         raise ReconcileError(
             f"{block}: residual is {residual.dtype} {tuple(residual.shape)}, expected floats [B, S, d], or [T, d] "
-            "where sequences are packed. Name the block's output that has one vector per token."
+            "where sequences are packed. Name the block's output that has one vector per token; of several residual "
+            "streams [B, S, n, d], decode.streams."
         )
     fields = dict(_DENSE)
     if router and spec is not None:

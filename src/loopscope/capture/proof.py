@@ -92,13 +92,16 @@ def wrong_counts(raw: Routing, spec: RoutingSpec) -> Tensor:
     known = real
     if spec.open_choice:
         known = known | (raw.idx < 0) | (raw.idx == spec.width)
-    ok = known.all(dim=-1) & (times <= 1).all(dim=-1)
+    ok = known.all(dim=-1)
+    if spec.choice != "given":  # a table may name an expert twice
+        ok = ok & (times <= 1).all(dim=-1)
     if raw.extra is not None:
         ok = ok & ~raw.extra
     in_use = raw.in_use(spec)
     if raw.ran is not None and spec.dropless:
         ok = ok & (in_use == real).all(dim=-1)
-    used = torch.zeros_like(times).scatter_add_(-1, idx, in_use.long()) > 0
+    runs = torch.zeros_like(times).scatter_add_(-1, idx, in_use.long())
+    used = runs > 0
     unscored = spec.order == "topk_then_score" and (raw.weights is None or spec.forced_balance)
     scores = raw.logits if unscored else scores_of(raw.logits, spec)
     finite = raw.logits.isfinite().all(dim=-1)
@@ -117,7 +120,7 @@ def wrong_counts(raw: Routing, spec: RoutingSpec) -> Tensor:
         weighs = weighs | (finite & _differ(raw.probs, scores_of(raw.logits, spec), tolerance))
     elsewhere = ok.new_zeros((), dtype=torch.int64)
     if raw.expert_rows is not None:
-        got = used.sum(dim=0)[: spec.num_experts]
+        got = runs.sum(dim=0)[: spec.num_experts]
         elsewhere = (got - raw.expert_rows).abs().sum()
     return torch.stack([(~ok).sum(), differs, weighs.sum(), _probability_rows(raw.logits, finite), elsewhere])
 

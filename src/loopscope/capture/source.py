@@ -24,7 +24,12 @@ def hidden_states(module: Any, output: Any) -> Any:
     return output[0] if isinstance(output, (tuple, list)) else output
 
 
-DECODERS: dict[str, Callable[..., Any]] = {"hidden_states": hidden_states}
+def streams(module: Any, output: Any) -> Any:
+    """[B, S, n·d], of a layer that keeps n residual streams, [B, S, n, d]."""
+    return hidden_states(module, output).flatten(2)
+
+
+DECODERS: dict[str, Callable[..., Any]] = {"hidden_states": hidden_states, "streams": streams}
 """Name → a `RegisteredDecoder`, or a function (module, output) → tensor. See `decoder`."""
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
@@ -70,7 +71,7 @@ class Window:
         residual = taken.pop("residual", None)
         if (given := taken.pop("expert_input", None)) is not None:
             rows = self.expert_rows.setdefault(boundary.block, {})
-            rows[boundary.name] = rows.get(boundary.name, 0) + given.shape[:-1].numel()
+            rows[boundary.name] = rows.get(boundary.name, 0) + prod(given.shape[:-1])
         if taken:
             waiting = self.pending.setdefault(boundary.block, {})
             if any(name in waiting for name in taken):
