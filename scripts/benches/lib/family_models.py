@@ -25,22 +25,51 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 """Sizes by the names that configurations give them."""
 
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _SAME_HEADS = {"num_key_value_heads": 4}
+_INDEXER = {"index_topk": 8, "index_head_dim": 16, "index_n_heads": 2}
 OTHERWISE: dict[str, dict[str, Any]] = {
     **dict.fromkeys(
         ("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "longcat_flash",
-         "mistral_large4", "glm5_next"),
+         "mistral_large4"),
         _SAME_HEADS,
     ),
+    "dbrx": {
+        "n_heads": 4, "n_layers": 3, "max_seq_len": 64,
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8},
+        "ffn_config": {"hidden_size": 32, "ffn_hidden_size": 16, "moe_num_experts": 8, "moe_top_k": 2},
+    },
+    "deepseek_ocr2": {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]},
+    "dots3_note": {**_SAME_HEADS, **_INDEXER, "shared_experts_intermediate_size": 16},
+    "ernie4_5_vl_moe": {"moe_intermediate_size": [16, 16], "rope_parameters": {**_ROPE, "mrope_section": [1, 1, 2]}},
+    "gemma4": {"enable_moe_block": True, "vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8,
+               "global_head_dim": 8},
+    "glm4v_moe": {"rope_parameters": {**_ROPE, "mrope_section": [1, 1, 0]}},
+    "glm5_next": {**_SAME_HEADS, **_INDEXER, "qk_rope_head_dim": 0, "head_dim": 0, "linear_head_dim": 8,
+                  "linear_num_heads": 4, "index_kpool": 2},
+    "granitemoehybrid": {"mamba_n_heads": 8},
+    "hy_v4_vl": {"rope_parameters": {**_ROPE, "mrope_section": [1, 1, 2]}},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv", "full_attention"], "num_dense_layers": 1},
     "mistral4": {**_SAME_HEADS, "head_dim": 16},
+    "nllb_moe": {
+        "encoder_sparse_step": 1, "decoder_sparse_step": 1, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
+    },
+    "qwen4_exp": {
+        "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 16,
+        "indexer_compress_ratio": 4, "ngram_vocab_size_base": 64, "split_ngram_parts": 2,
+        "make_ngram_vocab_size_divisible_by": 2, "hc_lowrank": 8, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "ple_embed_dim": 8,
+    },
     "switch_transformers": {
         "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "d_kv": 8, "d_ff": 48, "num_heads": 4
     },
-    "granitemoehybrid": {"mamba_n_heads": 8},
     "zaya": {"num_experts_per_tok": 1},
 }  # fmt: skip
 """What a family needs otherwise."""
 
+TEXT_ONLY = {"dots3_note": "Dots3NoteTextModel", "diffusion_gemma": "DiffusionGemmaEncoderTextModel"}
+"""Families whose head is built for more than text."""
 _CLASSES = ("ForCausalLM$", "TextModel$", "ForConditionalGeneration$", "ForTokenClassification$", "Model$")
 
 
@@ -59,6 +88,8 @@ def families() -> list[str]:
 def model_class(family: str) -> Any:
     """The family's language model: with a head where it has one."""
     module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    if family in TEXT_ONLY:
+        return getattr(module, TEXT_ONLY[family])
     classes = {
         name: kind
         for name, kind in vars(module).items()

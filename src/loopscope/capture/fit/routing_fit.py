@@ -42,7 +42,7 @@ class Fit:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Look:
     """One trial, as far as it may be compared."""
 
     trial: Trial
@@ -50,7 +50,7 @@ class Seen:
     """Scores are so far apart that float32 rounds them to 0 and 1: what the choice ran on shows, weights do not."""
 
 
-def fits(seen: Sequence[Seen], places: Places, groups: Sequence[tuple[int, int]]) -> list[Fit]:
+def fits(seen: Sequence[Look], places: Places, groups: Sequence[tuple[int, int]]) -> list[Fit]:
     """Every description that explains all of `seen`, from the first place of the logits that has one.
 
     Args:
@@ -69,7 +69,7 @@ def fits(seen: Sequence[Seen], places: Places, groups: Sequence[tuple[int, int]]
 
 
 def _candidates(
-    seen: Sequence[Seen], places: Places, logits: Key, grouping: Sequence[tuple[int, int] | None]
+    seen: Sequence[Look], places: Places, logits: Key, grouping: Sequence[tuple[int, int] | None]
 ) -> Iterator[Fit]:
     first = next(each.trial for each in seen if not each.saturated)
     num_experts, top_k = first.read(logits).shape[-1], first.read(places.idx).shape[-1]
@@ -121,11 +121,11 @@ def _scale(fit: Fit, trial: Trial) -> float | None:
     return float(f"{middle:.5g}")
 
 
-def _explains_all(fit: Fit, seen: Sequence[Seen]) -> bool:
+def _explains_all(fit: Fit, seen: Sequence[Look]) -> bool:
     return all(_explains(fit, each) for each in seen if not each.saturated)
 
 
-def _explains(fit: Fit, seen: Seen) -> bool:
+def _explains(fit: Fit, seen: Look) -> bool:
     raw = _routing(fit, seen.trial, weights=not seen.saturated)
     try:
         proof.check_shapes(raw, fit.spec, "router")
@@ -148,7 +148,7 @@ def _routing(fit: Fit, trial: Trial, *, weights: bool) -> proof.Routing:
     return proof.Routing(logits, idx, flat("topk_weights") if weights else None, flat("expert_bias"))
 
 
-def _told_apart(found: list[Fit], seen: Sequence[Seen]) -> list[Fit]:
+def _told_apart(found: list[Fit], seen: Sequence[Look]) -> list[Fit]:
     """One fit of each set that no random weights can tell apart: they make the same choice and the same weights.
 
     A softmax over the chosen is the softmax over all, normalised. Which of the two ran shows where float32 rounds
@@ -168,7 +168,7 @@ def _told_apart(found: list[Fit], seen: Sequence[Seen]) -> list[Fit]:
     return list(kept.values())
 
 
-def _chose_by_logits(fit: Fit, seen: Sequence[Seen]) -> bool:
+def _chose_by_logits(fit: Fit, seen: Sequence[Look]) -> bool:
     chosen_first = fit.spec.order == "topk_then_score" and fit.spec.top_k > 1
     return chosen_first and all(_explains(fit, each) for each in seen if each.saturated)
 

@@ -20,6 +20,8 @@ class Trial:
     """Inputs and outputs of every module that ran once, then its parameters and buffers."""
     repeated: frozenset[str]
     """Modules that ran more than once; nothing of theirs is in `values`."""
+    error: str = ""
+    """What ended the run before its end."""
 
     def read(self, key: Key) -> Tensor:
         """The tensor of a key."""
@@ -58,25 +60,24 @@ class _Notes:
 
 
 def run_trial(copy: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Trial:
-    """Run `copy` once, without gradients, and note what crosses its boundaries.
-
-    Raises:
-        Exception: whatever the copy's forward raises.
-    """
-    notes = _Notes()
+    """Run `copy` once, without gradients, and note what crosses its boundaries until it ends or raises."""
+    notes, error = _Notes(), ""
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch.autocast("cpu", enabled=False))
         for name, module in copy.named_modules():
             handle = module.register_forward_hook(_noting(notes, name), with_kwargs=True)
             stack.callback(handle.remove)
-        copy(*args, **kwargs)
+        try:
+            copy(*args, **kwargs)
+        except Exception as raised:  # noqa: BLE001 - somebody's forward, called without what it expects
+            error = f"{type(raised).__name__}: {raised}"
     repeated = frozenset(name for name, calls in notes.calls.items() if calls > 1)
     found = {key: value for key, value in notes.values.items() if key[0] not in repeated}
     for name, module in copy.named_modules():
         for path, tensor in _own_tensors(module):
             found.setdefault((name, f"module.{path}"), tensor)
-    return Trial(found, repeated)
+    return Trial(found, repeated, error)
 
 
 def _noting(notes: _Notes, name: str) -> Callable[..., None]:

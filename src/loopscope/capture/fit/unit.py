@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from loopscope.capture.fit.random_copy import random_copy
-from loopscope.capture.fit.routing_fit import Fit, Places, Seen, fits, same_values
+from loopscope.capture.fit.routing_fit import Fit, Places, Look, fits, same_values
 from loopscope.capture.fit.trial import Key, PassThrough, Stub, Trial, run_trial
 from loopscope.trace.isolation_rng import save_random_streams
 
@@ -67,9 +67,9 @@ def examine(unit: Unit, widths: Sequence[int]) -> Found:
         places, why = _places(unit, first)
         if places is None:
             return Found(routes=bool(why), why=why)
-        seen = _trials(unit, way)
+        looks = _trials(unit, way)
         groups = _groupings(unit.module)
-        found = fits(seen, places, groups)
+        found = fits(looks, places, groups)
         if len(found) > 1:
             found = _settled(
                 found, fits(_with_larger_k(unit, way, first.read(places.idx).shape[-1]), places, groups)
@@ -100,28 +100,24 @@ def _first_way(unit: Unit, widths: Sequence[int]) -> tuple[_Way | None, Trial | 
     why = ""
     for passing, width, ids in product((False, True), widths, (False, True)):
         way = _Way(passing, width, ids)
-        try:
-            trial = _one(unit, way, 0)
-        except Exception as error:  # noqa: BLE001 - somebody's forward, called without what it expects
-            why = why or f"a copy of it cannot be run by itself: {type(error).__name__}: {error}"
-            continue
+        trial = _one(unit, way, 0)
+        # What a forward does behind its experts need not run.
         if any(key[0] in unit.experts and key[1].startswith(("input", "kwarg")) for key in trial.values):
             return way, trial, ""
-        why = why or "a copy of it does not call its experts"
+        if not why or passing:
+            why = f"a copy of it does not get as far as its experts ({trial.error or 'they are not called'})"
     return None, None, why
 
 
-def _trials(unit: Unit, way: _Way, ints: Mapping[int, int] | None = None) -> list[Seen]:
+def _trials(unit: Unit, way: _Way, ints: Mapping[int, int] | None = None) -> list[Look]:
     last = len(_SETTINGS) - 1
-    return [Seen(_one(unit, way, number, ints=ints), saturated=number == last) for number in range(last + 1)]
+    return [Look(_one(unit, way, number, ints=ints), saturated=number == last) for number in range(last + 1)]
 
 
-def _with_larger_k(unit: Unit, way: _Way, top_k: int) -> list[Seen]:
+def _with_larger_k(unit: Unit, way: _Way, top_k: int) -> list[Look]:
     """Trials of copies whose integers of k are k + 1: with k = 1, normalised weights are 1 and tell nothing."""
-    try:
-        return _trials(unit, way, {top_k: top_k + 1})
-    except Exception:  # noqa: BLE001 - k may be as large as it can be, or the integer is another one
-        return []
+    looks = _trials(unit, way, {top_k: top_k + 1})
+    return [] if any(look.trial.error for look in looks) else looks
 
 
 def _settled(found: list[Fit], larger: list[Fit]) -> list[Fit]:
@@ -162,9 +158,9 @@ def _parameters(module: nn.Module) -> list[str]:
 
 
 def _may_route(module: nn.Module, sizes: Iterable[int]) -> bool:
-    """True where a parameter has one dimension of as many as there are experts."""
+    """True where a matrix has one dimension of as many as there are experts."""
     wanted = set(sizes)
-    return any(wanted & set(tensor.shape) for tensor in module.parameters())
+    return any(tensor.ndim == 2 and wanted & set(tensor.shape) for tensor in module.parameters())
 
 
 def _places(unit: Unit, trial: Trial) -> tuple[Places | None, str]:
