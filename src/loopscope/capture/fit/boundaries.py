@@ -8,9 +8,10 @@ from typing import Any
 from torch import nn
 
 from loopscope.capture.errors import PlanError
+from loopscope.capture.fit.calls_experts import Unit
 from loopscope.capture.fit.experts import expert_modules
 from loopscope.capture.fit.routing_fit import Fit
-from loopscope.capture.fit.unit import Found, Unit, examine
+from loopscope.capture.fit.unit import Found, examine
 from loopscope.capture.routing import Balancing, RoutingSpec
 from loopscope.capture.spec import CaptureSpec
 

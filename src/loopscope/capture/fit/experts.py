@@ -6,6 +6,8 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from loopscope.capture.fit.calls_experts import has_forward
+
 # An adapter puts its own module around the one that it changes.
 _ADAPTED = re.compile(r"(\.(base_layer|original_module|modules_to_save\.[^.]+))+$")
 
@@ -18,7 +20,7 @@ def expert_modules(modules: Mapping[str, nn.Module]) -> dict[str, int]:
     """
     found: dict[str, int] = {}
     for name, module in modules.items():
-        if size := _stacked(module) or _contained(module):
+        if size := _stacked(module) or _contained(module) or _listed(name, module, modules):
             found.setdefault(_ADAPTED.sub("", name), size)
     if not found:
         for name, module in modules.items():
@@ -40,12 +42,26 @@ def _stacked(module: nn.Module) -> int:
 
 
 def _contained(module: nn.Module) -> int:
-    if not isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+    if not isinstance(module, (nn.ModuleList, nn.ModuleDict)) or not has_forward(module):
         return 0
-    if type(module).forward in (nn.ModuleList.forward, nn.ModuleDict.forward, nn.Module.forward):
+    return _alike(module)
+
+
+def _listed(name: str, module: nn.Module, modules: Mapping[str, nn.Module]) -> int:
+    """A plain list of as many alike modules as a matrix beside it has rows; layers have none beside them."""
+    if type(module) not in (nn.ModuleList, nn.ModuleDict) or not (size := _alike(module)):
         return 0
-    kinds = {type(child) for child in module.children()}
-    return len(module) if len(kinds) == 1 and len(module) > 1 else 0
+    around = modules.get(name.rpartition(".")[0])
+    beside = [child for child in around.children() if child is not module] if around is not None else []
+    held = [tensor for child in beside for tensor in child.parameters() if tensor.ndim == 2]
+    return size if any(tensor.shape[0] == size for tensor in held) else 0
+
+
+def _alike(module: nn.Module) -> int:
+    children = list(module.children())
+    if len({type(child) for child in children}) != 1 or not any(True for _ in children[0].parameters()):
+        return 0
+    return len(children) if len(children) > 1 else 0
 
 
 def _said(module: nn.Module) -> int:

@@ -1,4 +1,4 @@
-"""From experts to the router before them: what to copy, what reaches the experts, what explains it."""
+"""From experts to the router before them: copies of the module that calls them are run, and what they do explained."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,25 +8,16 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
+from loopscope.capture.fit.calls_experts import Unit
+from loopscope.capture.fit.places import places_of
 from loopscope.capture.fit.random_copy import random_copy
-from loopscope.capture.fit.routing_fit import Fit, Places, Look, fits, same_values
-from loopscope.capture.fit.trial import Key, PassThrough, Stub, Trial, run_trial
+from loopscope.capture.fit.routing_fit import Fit, Look, fits
+from loopscope.capture.fit.trial import PassThrough, Stub, Trial, run_trial
 from loopscope.trace.isolation_rng import save_random_streams
 
 BATCH, SEQ = 3, 17
-_TOKENS = BATCH * SEQ
 _SETTINGS = ((1.0, 0.3, True), (2.0, 0.02, True), (1.0, 1.0, True), (1.0, 0.3, False), (300.0, 0.3, True))
 """Of each trial: gain of matrices, size of vectors, training mode. The last one rounds scores to 0 and 1."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """A module that calls experts."""
-
-    name: str
-    module: nn.Module
-    experts: Mapping[str, int]
-    """Name of each candidate within the module → number of experts."""
 
 
 @dataclass(slots=True)
@@ -51,6 +42,8 @@ class _Way:
     """Size of the hidden state."""
     ids: bool
     """Token ids are given where the forward has a parameter for them."""
+    seen: bool = False
+    """Called as it was seen to be called, with other numbers."""
 
 
 def examine(unit: Unit, widths: Sequence[int]) -> Found:
@@ -61,19 +54,18 @@ def examine(unit: Unit, widths: Sequence[int]) -> Found:
         widths: sizes of the hidden state to try, most likely first.
     """
     with _streams_kept(unit.module):
-        way, first, why = _first_way(unit, widths)
-        if way is None or first is None:
+        way, why = _first_way(unit, widths)
+        if way is None:
             return Found(why=why)
-        places, why = _places(unit, first)
+        looks = _trials(unit, way)
+        places, why = places_of(unit, [look.trial for look in looks], _tokens(unit, way))
         if places is None:
             return Found(routes=bool(why), why=why)
-        looks = _trials(unit, way)
         groups = _groupings(unit.module)
         found = fits(looks, places, groups)
         if len(found) > 1:
-            found = _settled(
-                found, fits(_with_larger_k(unit, way, first.read(places.idx).shape[-1]), places, groups)
-            )
+            top_k = looks[0].trial.read(places.idx).shape[-1]
+            found = _settled(found, fits(_with_larger_k(unit, way, top_k), places, groups))
         if len(found) == 1:
             zero = _one(unit, way, 0, zero=True).read(found[0].tensors["router_logits"])
             return Found(found, routes=True, gate_bias=bool(zero.abs().max() > 0))
@@ -95,18 +87,29 @@ def _streams_kept(module: nn.Module) -> Iterator[None]:
             restore()
 
 
-def _first_way(unit: Unit, widths: Sequence[int]) -> tuple[_Way | None, Trial | None, str]:
-    """The first way in which a copy runs and calls experts, and that run; else why the first one failed."""
+def _first_way(unit: Unit, widths: Sequence[int]) -> tuple[_Way | None, str]:
+    """The first way in which a copy runs as far as its experts; else why none does."""
+    ways = [
+        _Way(passing, width, ids) for passing, width, ids in product((False, True), widths, (False, True))
+    ]
+    if unit.call is not None:
+        ways = [_Way(passing, 0, ids=False, seen=True) for passing in (False, True)]
     why = ""
-    for passing, width, ids in product((False, True), widths, (False, True)):
-        way = _Way(passing, width, ids)
+    for way in ways:
         trial = _one(unit, way, 0)
         # What a forward does behind its experts need not run.
-        if any(key[0] in unit.experts and key[1].startswith(("input", "kwarg")) for key in trial.values):
-            return way, trial, ""
-        if not why or passing:
+        if any(unit.enters(key) for key in trial.values):
+            return way, ""
+        if not why or way.passing:
             why = f"a copy of it does not get as far as its experts ({trial.error or 'they are not called'})"
-    return None, None, why
+    return None, why
+
+
+def _tokens(unit: Unit, way: _Way) -> int:
+    if not way.seen:
+        return BATCH * SEQ
+    hidden = unit.hidden()
+    return hidden.numel() // hidden.shape[-1]
 
 
 def _trials(unit: Unit, way: _Way, ints: Mapping[int, int] | None = None) -> list[Look]:
@@ -131,7 +134,7 @@ def _one(
 ) -> Trial:
     gain, bias, training = _SETTINGS[number]
     generator = torch.Generator().manual_seed(number)
-    stubs: dict[int, nn.Module] = {id(unit.module.get_submodule(name)): Stub() for name in unit.experts}
+    stubs: dict[int, nn.Module] = {id(module): Stub() for module in unit.called_as_experts()}
     if way.passing:
         stubs |= {
             id(child): PassThrough()
@@ -141,9 +144,11 @@ def _one(
     copy = random_copy(unit.module, generator, gain=gain, bias=bias, stubs=stubs, ints=ints)
     for module in copy.modules():
         module.training = training
-    hidden = torch.randn(BATCH, SEQ, way.width, generator=generator)
-    kwargs = _token_ids(unit.module, generator) if way.ids else {}
     with torch.device("cpu"):
+        if way.seen:
+            return run_trial(copy, *unit.other_numbers(generator, zero=zero))
+        hidden = torch.randn(BATCH, SEQ, way.width, generator=generator)
+        kwargs = _token_ids(unit.module, generator) if way.ids else {}
         return run_trial(copy, (hidden * 0 if zero else hidden,), kwargs)
 
 
@@ -161,84 +166,6 @@ def _may_route(module: nn.Module, sizes: Iterable[int]) -> bool:
     """True where a matrix has one dimension of as many as there are experts."""
     wanted = set(sizes)
     return any(tensor.ndim == 2 and wanted & set(tensor.shape) for tensor in module.parameters())
-
-
-def _places(unit: Unit, trial: Trial) -> tuple[Places | None, str]:
-    """Where indices, weights, logits and biases may be; with "" where nothing routes here at all."""
-    at_experts = [key for key in trial.values if key[0] in unit.experts and not key[1].startswith("module")]
-    least = max(unit.experts.values())
-    rows = {key: value for key, value in trial.values.items() if _per_token(value)}
-    chosen = next((key for key in at_experts if key in rows and _is_index(rows[key], least)), None)
-    if chosen is None:
-        scored = any(
-            value.shape[-1] in unit.experts.values() for key, value in rows.items() if key[1] != "input[0]"
-        )
-        return None, "no indices reach the experts: the choice of experts cannot be named" if scored else ""
-    top_k = rows[chosen].shape[-1]
-    idx = _origin(chosen, rows, unit)
-    weights = next(
-        (
-            _origin(key, rows, unit)
-            for key in at_experts
-            if key in rows and rows[key].is_floating_point() and rows[key].shape[-1] == top_k
-        ),
-        None,
-    )
-    size = max(least, int(rows[chosen].max()) + 1)
-    logits = [
-        key
-        for key, value in rows.items()
-        if key[1].startswith("output") and value.is_floating_point() and value.shape[-1] >= size
-        and key[0] not in unit.experts and value.shape[-1] <= 2 * least + 8
-    ]  # fmt: skip
-    # What the router itself returns comes first, then what runs inside it, then the rest of the unit.
-    router = idx[0]
-    logits.sort(key=lambda key: (key[0] != router, not key[0].startswith(f"{router}."), key[0].count(".")))
-    if not logits:
-        return None, "no scores over all experts cross a module boundary"
-    sizes = {rows[key].shape[-1] for key in logits}
-    biases = _distinct_vectors(trial, sizes, router, unit)
-    return Places(tuple(logits), idx, weights, biases), ""
-
-
-def _per_token(value: Tensor) -> bool:
-    return value.ndim >= 2 and value.shape[-1] > 0 and value.numel() == _TOKENS * value.shape[-1]
-
-
-def _is_index(value: Tensor, num_experts: int) -> bool:
-    whole = value.dtype in (torch.int64, torch.int32, torch.int16, torch.uint8)
-    return whole and value.shape[-1] <= num_experts and int(value.min()) >= 0
-
-
-def _origin(key: Key, rows: Mapping[Key, Tensor], unit: Unit) -> Key:
-    """The output of the outermost module that gave this very value, or the experts' input itself."""
-    given = [
-        other
-        for other, value in rows.items()
-        if other[0]
-        and other[1].startswith("output")
-        and other[0] not in unit.experts
-        and value.dtype == rows[key].dtype
-        and value.shape[-1] == rows[key].shape[-1]
-        and same_values(value, rows[key])
-    ]
-    return min(given, key=lambda other: other[0].count("."), default=key)
-
-
-def _distinct_vectors(trial: Trial, sizes: set[int], router: str, unit: Unit) -> tuple[Key, ...]:
-    """Vectors with one number per expert, each once, named from the router where it has them."""
-    found: dict[tuple[float, ...], Key] = {}
-    keys = sorted(trial.values, key=lambda key: (key[0] != router, key[0] != "", key[0]))
-    for key in keys:
-        value = trial.values[key]
-        if (
-            value.ndim == 1
-            and value.shape[0] in sizes
-            and value.is_floating_point()
-            and key[0] not in unit.experts
-        ):
-            found.setdefault(tuple(value.tolist()), key)
-    return tuple(found.values())
 
 
 def _groupings(module: nn.Module) -> list[tuple[int, int]]:
