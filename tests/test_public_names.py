@@ -27,6 +27,7 @@ PUBLIC = {
     "__version__",
     "assert_trace_released",
     "attach",
+    "discover",
     "legacy_trace_point_factory",
     "open_run",
     "open_runs",

@@ -30,6 +30,7 @@ _PUBLIC = {
     "VisitSpec": "loopscope.trace",
     "assert_trace_released": "loopscope.trace",
     "attach": "loopscope.session.attach",
+    "discover": "loopscope.capture.discover",
     "legacy_trace_point_factory": "loopscope.trace",
     "open_run": "loopscope.analysis",
     "open_runs": "loopscope.analysis",

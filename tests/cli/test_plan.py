@@ -46,3 +46,22 @@ def test_a_transformers_plan_needs_no_overrides(tmp_path: Path, capsys: pytest.C
     text = capsys.readouterr().out
     assert "decode.jetmoe_idx" in text
     assert "note: JetMoE routes its attention heads as well" in text
+
+
+def test_discover_prints_a_plan_that_was_proven(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "plan",
+        "--discover",
+        "--model",
+        "test_discover:Looped",
+        "--batch",
+        "test_discover:ids",
+        "--yaml",
+    ]
+    assert main(arguments) == 0
+    import yaml
+
+    plan = yaml.safe_load(capsys.readouterr().out)
+    assert plan["core.0"]["calls"] == 3
+    assert main([*arguments[:1], *arguments[2:6]]) == 2
+    assert "--discover" in capsys.readouterr().err

@@ -101,10 +101,22 @@ def bias_matters(model: Any, inputs: dict[str, torch.Tensor]) -> bool:
     return bool(names)
 
 
+def half(model: Any) -> Any:
+    """In bfloat16, but for what the model says must stay in float32."""
+    model = model.to(torch.bfloat16)
+    for part in model.modules():
+        kept = {*(getattr(part, "_keep_in_fp32_modules", None) or ()),
+                *(getattr(part, "_keep_in_fp32_modules_strict", None) or ())}  # fmt: skip
+        for name, parameter in part.named_parameters() if kept else ():
+            if any(word in name for word in kept):
+                parameter.data = parameter.data.float()
+    return model
+
+
 def check(family: str, mode: str) -> str:
     model, inputs = build(family).train(), batch()
     if mode == "bf16":
-        model = model.to(torch.bfloat16)
+        model = half(model)
     autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=mode == "autocast")
     with torch.no_grad(), autocast:
         forward(model, inputs)  # a family that cannot run is not one that loopscope refuses

@@ -49,6 +49,10 @@ OTHERWISE: dict[str, dict[str, Any]] = {
                   "linear_num_heads": 4, "index_kpool": 2},
     "granitemoehybrid": {"mamba_n_heads": 8},
     "hy_v4_vl": {"rope_parameters": {**_ROPE, "mrope_section": [1, 1, 2]}},
+    "inkling2_loop": {
+        "num_hidden_layers": 6, "n_layers_per_attn_res_block": 2, "loop_layer_index_start": 2,
+        "loop_layer_index_end": 4, "loop_num_passes": 3, "loop_gate_rank": 4,
+    },
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv", "full_attention"], "num_dense_layers": 1},
     "mistral4": {**_SAME_HEADS, "head_dim": 16},
     "nllb_moe": {

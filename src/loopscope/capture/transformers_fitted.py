@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -59,7 +60,16 @@ def fitted_plan(model: nn.Module, modules: Mapping[str, nn.Module]) -> CapturePl
 
     numbered = [(layer, number, "decode.hidden_states") for number, layer in enumerate(layers)]
     notes = tuple(f"{name}: {why}; nothing was captured there" for name, why in unknown.items())
-    return plan_of_layers(model, numbered, moes_of, lambda: None, notes=notes)
+    plan = plan_of_layers(model, numbered, moes_of, lambda: None, notes=notes)
+    looped = {layer: _passes(config_of(layer, modules), layer) for layer in layers}
+    return plan.replaced({name: replace(spec, calls=looped.get(name, 1)) for name, spec in plan.items()})
+
+
+def _passes(config: Any, layer: str) -> int:
+    """Calls of a layer in one forward, of a configuration that says which layers are looped."""
+    first, end = (_first_int(config, (f"loop_layer_index_{name}",)) for name in ("start", "end"))
+    number = int(layer.rpartition(".")[2])
+    return max(1, _first_int(config, ("loop_num_passes",))) if first <= number < end else 1
 
 
 def config_of(name: str, modules: Mapping[str, nn.Module]) -> Any:

@@ -20,12 +20,17 @@ _BY_TRIAL = "the router's behaviour with random weights"
 
 
 def units_of(modules: Mapping[str, nn.Module]) -> list[Unit]:
-    """Every module that holds what may be experts, in the model's order."""
+    """Every module that holds what may be experts and no other such module deeper inside, in the model's order."""
     held: dict[str, dict[str, int]] = {}
     for name, size in expert_modules(modules).items():
         if name:
             held.setdefault(name.rpartition(".")[0], {})[name.rpartition(".")[2]] = size
-    return [Unit(name, modules[name], held[name]) for name in modules if name in held]
+    return [
+        Unit(name, modules[name], held[name])
+        for name in modules
+        if name in held
+        and not any(other.startswith(f"{name}." if name else "") for other in held if other != name)
+    ]
 
 
 def routed_units(
