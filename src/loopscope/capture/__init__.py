@@ -25,6 +25,7 @@ _PUBLIC = {
     "decoder": "source",
     "dump_plan": "files",
     "load_overrides": "files",
+    "method_boundary": "methods",
     "reconcile": "proof",
     "reducer": "reducers",
     "resolve_adapter": "registry",
