@@ -192,3 +192,22 @@ def test_copies_are_plain_models_and_hooks_go_when_training_raises(tmp_path: Pat
         assert run.step == 0
         raise KeyError
     assert type(model) is own
+
+
+def test_a_dense_model_gives_residual_rows_alone(tmp_path: Path) -> None:
+    from mlx_lm.models import llama
+
+    mx.random.seed(0)
+    model = llama.Model(llama.ModelArgs(model_type="llama", num_key_value_heads=2, **BASE)).train()
+    ids, norms = tokens(), []
+    h = model.model.embed_tokens(ids)
+    for layer in model.model.layers:
+        h = layer(h, "causal", None)
+        norms.append(float(np.linalg.norm(np.array(h), axis=-1).mean()))
+    with loopscope.attach(model, out=tmp_path / "run", on_error="raise") as run:
+        run.log_loss(float(loss(model, ids).item()))
+    read = loopscope.open_run(tmp_path / "run")
+    rows = read.arrow("residual").to_pylist()
+    assert [row["layer_idx"] for row in rows] == [0, 1, 2]
+    assert [row["norm_mean"] for row in rows] == pytest.approx(norms, rel=1e-5)
+    assert not read.arrow("router").num_rows

@@ -71,6 +71,22 @@ FAMILIES: Mapping[str, tuple[Callable[[Any], RoutingSpec], Callable[[Any, int], 
 """Class name of a MoE block → (its routing, which layers the model's arguments declare)."""
 
 
+def _is_switch(module: Any) -> bool:
+    """True of mlx-lm's layers of many experts, whatever they are called."""
+    return any(kind.__module__ == "mlx_lm.models.switch_layers" for kind in type(module).__mro__)
+
+
+def _dense_plan(layers: list[tuple[str, int, str]]) -> CapturePlan:
+    if not layers:
+        raise PlanError("the model has no module `layers.0`; expected a model of mlx-lm.")
+    boundaries = {
+        name: CaptureSpec(tensors={"residual": residual}, layer=number) for name, number, residual in layers
+    }
+    return CapturePlan(
+        boundaries, declared_layers=(), notes=("no experts: residual and transition rows only",)
+    )
+
+
 class MlxAdapter(PlanAdapter):
     """A model of mlx-lm. Every forward in training mode counts: mlx does not tell whether gradients are taken."""
 
@@ -92,10 +108,12 @@ class MlxAdapter(PlanAdapter):
 
         Raises:
             CoverageError: the MoE layers found are not those that the model's arguments declare.
-            PlanError: a MoE block of a class that is not known.
+            PlanError: a MoE block of a class that is not known, or no layers.
         """
         modules = self.modules()
         layers = [(name, int(match[1]), "output") for name in modules if (match := _LAYER.fullmatch(name))]
+        if not any(_is_switch(module) for module in modules.values()):
+            return _dense_plan(layers)
         declares: Callable[[Any, int], bool] = _every
 
         def moes_of(layer: str) -> dict[str, dict[str, CaptureSpec]]:
