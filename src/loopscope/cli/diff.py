@@ -72,6 +72,9 @@ class Diff:
             console.print(*titled(f"Settings that differ: {len(settings)}", table), sep="\n")
         else:
             console.print(Text("Settings: the same", style="bold"))
+        if hidden := sorted({name for run in (*a, *b) for name in run.manifest.redacted}):
+            text = f"Not compared, for what looks like a secret in them is not kept: {', '.join(hidden)}"
+            console.print(Text(plain(text), style="dim"))
         console.print(f"\nMeans over steps {window[0]} to {window[1]}; a visit counts as much as any other.")
         for by, rows in found.items():
             if rows:

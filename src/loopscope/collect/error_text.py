@@ -3,6 +3,8 @@
 import traceback
 from pathlib import Path
 
+from loopscope.store.redact import redact_text
+
 _MAX_TEXT = 2000
 
 
@@ -10,7 +12,8 @@ def describe(error: BaseException) -> str:
     """Type, message and place of an exception in one line, and drop what its frames hold.
 
     The frames of finished calls are cleared, so that a reference to the exception that somebody else keeps
-    no longer keeps the trace tensors that were those calls' local variables.
+    no longer keeps the trace tensors that were those calls' local variables. A password or key in the message is
+    left out: the text goes to health rows and logs.
     """
     frames = traceback.extract_tb(error.__traceback__)
     where = ""
@@ -19,7 +22,7 @@ def describe(error: BaseException) -> str:
         where = f" (at {Path(last.filename).name}:{last.lineno} in {last.name})"
     text = f"{type(error).__name__}: {error}{where}"
     forget(error)
-    return text[:_MAX_TEXT]
+    return redact_text(text[:_MAX_TEXT])
 
 
 def forget(error: BaseException) -> None:

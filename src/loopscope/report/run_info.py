@@ -24,9 +24,15 @@ def run_info(queries: RunQueries) -> list[tuple[str, str]]:
         ("loopscope", manifest.loopscope_version),
         ("torch", manifest.versions.get("torch", "")),
         ("run.json", "missing or invalid: put together from the rows" if manifest.rebuilt else ""),
+        ("left out of run.json", _redacted(manifest.redacted)),
         ("branched from", f"{parent} at step {manifest.parent_step}" if parent else ""),
     ]
     return [(name, text) for name, text in found if text]
+
+
+def _redacted(names: list[str]) -> str:
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"what looks like a secret in {shown}" if names else ""
 
 
 def _count(queries: RunQueries, table: str, expression: str) -> str:

@@ -28,6 +28,7 @@ from loopscope.session.schedule import is_probe_step, is_trace_step
 from loopscope.store import RunStore
 from loopscope.store.attempts import read_attempts
 from loopscope.store.mirror.remote import refuse_mirror
+from loopscope.store.redact import redact
 from loopscope.trace import TraceMeta, VisitSpec
 from loopscope.trackers import TrackerObserver, TrackerStart, start_trackers
 
@@ -281,7 +282,7 @@ class Loopscope:
             attempt=context.attempt,
             first_step=first_step,
             out=self.config.out,
-            config=self.config.as_plain(),
+            config=redact(self.config.as_plain()).value,
             version=loopscope.__version__,
         )
 

@@ -1,5 +1,6 @@
 """run.json: what a run is. Written whole, by temporary name and rename, with its own checksum."""
 
+import logging
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,10 @@ from loopscope.store.checksum import decode_document, encode_document
 from loopscope.store.disk import Disk, write_file, writing_into
 from loopscope.store.ids import Process
 from loopscope.store.names import JOURNAL_DIR, MANIFEST, TABLES_DIR
+from loopscope.store.redact import redact
+
+_log = logging.getLogger("loopscope.store")
+_MOST_NAMED = 10
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +58,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The visits that the model's configuration promises, as plain VisitSpec fields, at the largest R."""
     trace_meta: dict[str, Any] | None = None
     configuration: dict[str, Any] = {}
-    """Loopscope's own configuration and the trainer's."""
+    """Loopscope's own configuration and the trainer's, without the secrets in them."""
+    redacted: list[str] = []
+    """Settings whose values, or parts of them, were taken out as secrets: ``configuration.trainer.hub_token``."""
     versions: dict[str, str] = {}
     """Package → version."""
     corpora: dict[str, str] = {}
@@ -72,20 +79,45 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """True where run.json was missing or invalid and this was rebuilt from the rows."""
 
 
-def write_manifest(disk: Disk, root: Path, manifest: Manifest) -> None:
-    """Put run.json in place.
+_OPEN = ("configuration", "trace_meta", "versions")
+"""The fields that hold what was handed over, whatever it is."""
+
+
+def without_secrets(manifest: Manifest) -> Manifest:
+    """The manifest with the secrets in it taken out, and named in `redacted`.
+
+    Raises:
+        StoreError: it holds something that JSON cannot hold.
+    """
+    try:
+        fields, names = redact({name: getattr(manifest, name) for name in _OPEN})
+    except (TypeError, ValueError) as error:
+        raise StoreError(
+            f"run.json cannot hold the configuration: {error}. Hand over plain data: dicts, lists, text, numbers."
+        ) from None
+    return msgspec.structs.replace(manifest, **fields, redacted=sorted({*manifest.redacted, *names}))
+
+
+def write_manifest(disk: Disk, root: Path, manifest: Manifest) -> Manifest:
+    """Put run.json in place, without the secrets in it, which the log names; gives what it says.
 
     Raises:
         StoreError: the configuration holds something that JSON cannot hold.
         OSError: the disk refused.
     """
+    before, manifest = manifest.redacted, without_secrets(manifest)
+    if names := [name for name in manifest.redacted if name not in before]:
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        _log.warning(
+            "loopscope: %s leaves out what looks like a secret in %d setting(s): %s%s",
+            root / MANIFEST, len(names), ", ".join(names[:_MOST_NAMED]), more,
+        )  # fmt: skip
     try:
         document = encode_document(manifest, indent=2)
     except (TypeError, ValueError) as error:
-        raise StoreError(
-            f"run.json cannot hold the configuration: {error}. Hand over plain data: dicts, lists, text, numbers."
-        ) from None
+        raise StoreError(f"run.json cannot hold the run's manifest: {error}. Hand over plain data.") from None
     write_file(disk, root / MANIFEST, document)
+    return manifest
 
 
 def read_manifest(root: Path) -> Manifest:
@@ -114,7 +146,8 @@ def read_manifest(root: Path) -> Manifest:
             f"{root} holds a run of layout {manifest.format}, written by loopscope {manifest.loopscope_version}; this "
             f"version reads layout {LAYOUT}. Read, resume or compact the run with the version that wrote it."
         )
-    return manifest
+    # A run of an older version kept them.
+    return without_secrets(manifest)
 
 
 def refuse_existing(root: Path) -> None:

@@ -21,6 +21,7 @@ from loopscope.probe import EncodedCorpus, load_corpus
 from loopscope.probe.deep import DeepSettings, chosen_experts, run_deep_probe
 from loopscope.probe.deep_routing import Chosen
 from loopscope.session import Loopscope
+from loopscope.store.redact import redact
 from loopscope.trace import run_probe_forward
 
 _DONE = "offline_probe_done"
@@ -194,7 +195,7 @@ def _chosen_before(
 def _done(out: Path, source: dict[str, object]) -> tuple[set[int], int | None]:
     """Steps that `out` holds all rows of, and its last attempt; None where it was cut off before its first."""
     run = open_run(out)
-    if (known := run.manifest.configuration.get("trainer", {}).get("offline")) != source:
+    if (known := run.manifest.configuration.get("trainer", {}).get("offline")) != redact(source).value:
         raise CheckpointMismatchError(
             f"{out} holds a run about {known}, expected probes of {source}. Name another folder with --out."
         )

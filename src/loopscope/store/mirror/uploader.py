@@ -9,6 +9,7 @@ from pathlib import Path
 from loopscope.store.mirror.remote import Remote
 from loopscope.store.mirror.snapshot import SealedFile, Stage, sealed_files
 from loopscope.store.names import MANIFEST, TABLES_DIR
+from loopscope.store.redact import redact_text
 
 _LAST_TRIES, _LAST_WAIT_S = 6, 0.5
 """When closing: a short run may not have lived long enough for one retry, and a dead network must not hold the end."""
@@ -150,7 +151,8 @@ class Uploader:
 
     def _failed(self, what: str, error: Exception) -> None:
         self.failures += 1
-        self.last_error = f"{what}: {type(error).__name__}: {error}"
+        # Filesystems quote the address that they were given, keys and all.
+        self.last_error = redact_text(f"{what}: {type(error).__name__}: {error}")
 
     def _tell(self, count: int) -> None:
         with contextlib.suppress(Exception):  # A full disk here must not end the uploads.

@@ -163,7 +163,7 @@ class RunStore:
             try:
                 # Whoever holds the lock decides; another process may have made the run while we waited.
                 refuse_existing(root)
-                write_manifest(disk, root, manifest)
+                store.manifest = write_manifest(disk, root, manifest)
             except BaseException:
                 lock.release()  # The next try, once there is space, must not meet our own lock.
                 raise
@@ -199,8 +199,8 @@ class RunStore:
 
     def update_manifest(self, **changes: Any) -> None:
         """Change fields of run.json (expected_visits, corpora, ...); for the owner alone."""
-        self.manifest = msgspec.structs.replace(self.manifest, **changes)
-        write_manifest(self._disk, self.path, self.manifest)
+        changed = msgspec.structs.replace(self.manifest, **changes)
+        self.manifest = write_manifest(self._disk, self.path, changed)
 
     def claim_attempt(
         self,
