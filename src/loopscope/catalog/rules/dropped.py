@@ -3,7 +3,7 @@
 from loopscope.catalog.rule import Rule
 from loopscope.catalog.rules.events import of_events
 
-EVENTS = frozenset({"dropped_rows", "error", "visit_failed", "metric_failed", "rank_failed"})
+EVENTS = frozenset({"dropped_rows", "error", "visit_failed", "metric_failed", "rank_failed", "bad_value"})
 
 RULE = Rule(
     name="dropped",

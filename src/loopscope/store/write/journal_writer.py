@@ -23,6 +23,7 @@ from loopscope.store.locks import Lock
 from loopscope.store.names import JOURNAL_DIR, Segment
 from loopscope.store.options import StoreOptions
 from loopscope.store.schema import TableSchema
+from loopscope.store.write.row_check import RowMender
 
 OnError = Literal["record", "raise"]
 _log = logging.getLogger("loopscope.store")
@@ -67,7 +68,8 @@ class JournalWriter:
         self._settling = threading.Lock()
         self._seq = header.seq
         self._opened = self._synced = time.monotonic()
-        self._reported = {"dropped_rows": 0, "fsync_failed": 0}
+        self._reported: dict[str, int] = {}
+        self._mender = RowMender()
         self.on_error: OnError = options.on_error
         self.run_id, self.attempt = header.run_id, header.attempt
         self.name = header.writer
@@ -87,9 +89,13 @@ class JournalWriter:
     def append(self, table: str, row: Mapping[str, object]) -> None:
         """Write one row; missing columns are null, and run_id, attempt and wall_time are filled in.
 
+        Scalars of NumPy, torch and pandas are taken for what they are, arrays of one dimension as lists. Under "record"
+        a value that does not fit its column (NaN and ±inf fit none) is null, with its reason in `null_reasons`: it is
+        logged at once, and counted in a health row `nonfinite` or `bad_value`. A row with an unknown column, or without
+        one that it needs, is dropped.
+
         Raises:
-            SchemaError: under "raise", where a column is unknown or a value does not fit it (NaN and ±inf fit
-                none).
+            SchemaError: under "raise", where a column is unknown or a value does not fit it.
             StoreError: under "raise", where the disk refused the row or the writer is closed.
         """
         if os.getpid() != self._pid:
@@ -132,8 +138,10 @@ class JournalWriter:
     def _refuse(self, table: str, error: Exception, rows: int = 1) -> StoreError:
         """Count rows that cannot be written, and say why."""
         reason = error if isinstance(error, StoreError) else StoreError(f"table {table!r}: {error!r}")
-        self.dropped += rows
         self.last_error = f"{type(reason).__name__}: {reason}"
+        if not self.dropped and self.on_error == "record":
+            _log.warning("loopscope: a row of writer %s is lost, and counted: %s", self.name, self.last_error)
+        self.dropped += rows
         return reason
 
     def _take(self, table: str, typed: Sequence[msgspec.Struct]) -> StoreError | None:
@@ -157,11 +165,8 @@ class JournalWriter:
             raise SchemaError(f"there is no table {table!r}; expected one of {sorted(self._tables)}")
         try:
             typed: Any = _convert(row, schema.row_type)
-        except msgspec.ValidationError as error:
-            raise SchemaError(
-                f"a row of table {table!r} does not fit schema version {schema.version}: {error}. Expected plain "
-                "Python values, finite floats, null (None) where a value is missing."
-            ) from None
+        except (msgspec.ValidationError, TypeError):
+            typed = self._mender.mend(schema, row, strict=self.on_error == "raise")
         if typed.run_id is not None or typed.attempt is not None:
             self._check_owner(table, typed)
         if typed.wall_time is None:
@@ -320,13 +325,15 @@ class JournalWriter:
         with self._mutex:
             if self.closed:
                 return
-            for event, total in (("dropped_rows", self.dropped), ("fsync_failed", self.fsync_failures)):
-                count = total - self._reported[event]
+            totals: dict[str, int] = {"dropped_rows": self.dropped, "fsync_failed": self.fsync_failures}
+            for event, total in (totals | self._mender.counts).items():
+                count = total - self._reported.get(event, 0)
                 if count <= 0:
                     continue
-                row = {"step": self.last_step, "event": event, "severity": "critical", "count": count}
+                step, detail = self._mender.last.get(event, (self.last_step, self.last_error))
+                row = {"step": step, "event": event, "severity": "critical", "count": count, "detail": detail}
                 try:
-                    self._write("health", [self.check("health", {**row, "detail": self.last_error})])
+                    self._write("health", [self.check("health", row)])
                     self._reported[event] = total
                 except Exception as error:  # noqa: BLE001 - it stays counted, the next try comes soon
                     self.last_error = f"{type(error).__name__}: {error}"
