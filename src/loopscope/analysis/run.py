@@ -11,7 +11,9 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
+from loopscope.analysis.frames import DtypeBackend, to_pandas
 from loopscope.analysis.sql_views import SqlViews
+from loopscope.catalog.registry import TABLES
 from loopscope.errors import StoreError
 from loopscope.store import Attempt, LiveRange, Manifest, Problem, Remote, RunReader
 
@@ -82,10 +84,31 @@ class Run:
         frame: pl.DataFrame = _installed("polars").from_arrow(self.arrow(table, live=live, columns=columns))
         return frame
 
-    def pandas(self, table: str, *, live: bool = True, columns: Sequence[str] | None = None) -> Any:
-        """Rows of one table as a pandas frame; needs pandas."""
+    def pandas(
+        self,
+        table: str,
+        *,
+        live: bool = True,
+        columns: Sequence[str] | None = None,
+        dtype_backend: DtypeBackend | None = None,
+    ) -> Any:
+        """Rows of one table as a pandas frame; needs pandas.
+
+        Args:
+            table: name of the table.
+            live: False also gives the rows that a rollback superseded.
+            columns: names; None for all.
+            dtype_backend: "numpy_nullable" or "pyarrow", as in `pandas.read_parquet`. None gives NumPy's types, and
+                pandas' nullable ones (``Int64``, ``boolean``) for integers and truth values that may be missing.
+
+        Raises:
+            SchemaError: the table or a column does not exist.
+            ConfigError: another `dtype_backend`.
+        """
         _installed("pandas")
-        return self.arrow(table, live=live, columns=columns).to_pandas()
+        rows = self.arrow(table, live=live, columns=columns)
+        whole = [c.name for c in TABLES[table].columns if c.required and c.type.startswith("int")]
+        return to_pandas(rows, dtype_backend, whole=whole)
 
     def sql(self, query: str, parameters: Sequence[Any] | None = None) -> duckdb.DuckDBPyRelation:
         """A DuckDB query over views named as the tables are (live rows) and `<table>_all` (every row).
