@@ -1,6 +1,7 @@
 """Offline runs of W&B, read back record by record."""
 
 import math
+from itertools import pairwise
 
 import pytest
 from toy_run import train
@@ -42,6 +43,20 @@ def test_a_rollback_drops_no_row(rolled_back):
     ]
     assert by_attempt == [list(range(1, 13)), list(range(8, 16))]
     assert all("loopscope/step" in row for row in rows)
+
+
+def test_a_resumed_attempt_goes_on_behind_the_earlier_ones_in_wandbs_own_steps(rolled_back):
+    """Its offline folder is uploaded into the same W&B run, which takes rising steps only."""
+    rows = history(rolled_back)
+    steps = [row["_step"] for row in rows]
+    assert all(before < after for before, after in pairwise(steps))
+    first = next(row["_step"] for row in rows if row["loopscope/attempt"] == 2)
+    # Behind every row of the first attempt, by not many times its number.
+    assert 12 < first < 12 * 8
+
+
+def test_a_first_attempt_begins_at_wandbs_step_0(rolled_back):
+    assert history(rolled_back)[0]["_step"] == 0
 
 
 def test_values_are_those_of_the_rows(rolled_back):

@@ -3,7 +3,9 @@
 The run is the trainer's where one is under way in this process (torchtitan's with ``metrics.enable_wandb``, or one
 that the script started), else a new one whose id is the run's `run_id`, so that a resumed run goes on in it. Scalars
 carry ``loopscope/step``, which is their x axis: W&B's own step only rises, and would throw away what comes after a
-rollback. W&B reads its own settings from the environment (WANDB_MODE, WANDB_PROJECT, WANDB_ENTITY, ...).
+rollback. Offline, each attempt is a folder of its own, which W&B begins at its step 0: a resumed attempt's begins
+behind the earlier ones, so that all can be uploaded into one run. W&B reads its own settings from the environment
+(WANDB_MODE, WANDB_PROJECT, WANDB_ENTITY, ...).
 """
 
 import os
@@ -11,6 +13,7 @@ from typing import Any
 
 from loopscope.alerts import AlertNotice
 from loopscope.errors import ConfigError, LoopscopeError
+from loopscope.trackers.earlier import logged_before
 from loopscope.trackers.protocol import StepValues, TrackerStart, alert_text
 from loopscope.trackers.shared_rows import SharedRows
 
@@ -30,12 +33,13 @@ class WandbTracker:
     Args:
         run: a `wandb.Run`.
         is_own: True where loopscope started it, and ends it.
+        begin_at: W&B's own step of the first row, where W&B does not know it: above all of earlier attempts.
     """
 
     own_keys = (STEP, VISITS)
 
-    def __init__(self, run: Any, *, is_own: bool) -> None:
-        self._run, self._is_own = run, is_own
+    def __init__(self, run: Any, *, is_own: bool, begin_at: int = 0) -> None:
+        self._run, self._is_own, self._begin_at = run, is_own, begin_at
         self._rows = None if is_own else SharedRows(run)
         self._defined: set[str] = set()
         self.where = _place(run)
@@ -51,7 +55,9 @@ class WandbTracker:
 
             data = [list(visit) for visit in values.visits.rows]
             row[VISITS] = wandb.Table(columns=list(values.visits.columns), data=data)
-        if self._rows is None:
+        if self._rows is None and self._begin_at > self._run.step:
+            self._run.log(row, step=self._begin_at, commit=True)
+        elif self._rows is None:
             self._run.log(row)
         else:
             self._rows.put(values.step, row)
@@ -89,7 +95,10 @@ def start(begin: TrackerStart) -> WandbTracker:
     if shared is not None and getattr(shared, "_is_finished", False):
         raise ConfigError("the W&B run to share has ended already; expected one that is under way")
     run = shared if shared is not None else _own_run(begin)
-    tracker = WandbTracker(run, is_own=shared is None)
+    # Online, the server says at which step a resumed run goes on.
+    unknown = shared is None and getattr(run, "offline", False)
+    begin_at = logged_before(begin.out, begin.attempt) if unknown else 0
+    tracker = WandbTracker(run, is_own=shared is None, begin_at=begin_at)
     run.define_metric(STEP)
     # What a notebook needs to find the rows: config.loopscope.run_id, with loopscope/step as their step.
     about = {
