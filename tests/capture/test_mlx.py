@@ -211,3 +211,12 @@ def test_a_dense_model_gives_residual_rows_alone(tmp_path: Path) -> None:
     assert [row["layer_idx"] for row in rows] == [0, 1, 2]
     assert [row["norm_mean"] for row in rows] == pytest.approx(norms, rel=1e-5)
     assert not read.arrow("router").num_rows
+
+
+def test_a_model_whose_arguments_name_experts_that_are_not_there_is_refused() -> None:
+    from mlx_lm.models import llama
+
+    model = llama.Model(llama.ModelArgs(model_type="llama", num_key_value_heads=2, **BASE)).train()
+    model.args.num_experts = 8
+    with pytest.raises(CoverageError, match="no router was found"):
+        loopscope.attach(model, out="nowhere")

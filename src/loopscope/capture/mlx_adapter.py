@@ -55,6 +55,11 @@ def _every(args: Any, layer: int) -> bool:
     return True
 
 
+def _names_experts(args: Any) -> bool:
+    names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    return any((getattr(args, name, None) or 0) > 1 for name in names)
+
+
 def _qwen(args: Any, layer: int) -> bool:
     return bool(
         args.num_experts > 0
@@ -76,17 +81,6 @@ def _is_switch(module: Any) -> bool:
     return any(kind.__module__ == "mlx_lm.models.switch_layers" for kind in type(module).__mro__)
 
 
-def _dense_plan(layers: list[tuple[str, int, str]]) -> CapturePlan:
-    if not layers:
-        raise PlanError("the model has no module `layers.0`; expected a model of mlx-lm.")
-    boundaries = {
-        name: CaptureSpec(tensors={"residual": residual}, layer=number) for name, number, residual in layers
-    }
-    return CapturePlan(
-        boundaries, declared_layers=(), notes=("no experts: residual and transition rows only",)
-    )
-
-
 class MlxAdapter(PlanAdapter):
     """A model of mlx-lm. Every forward in training mode counts: mlx does not tell whether gradients are taken."""
 
@@ -104,7 +98,7 @@ class MlxAdapter(PlanAdapter):
         return dict(sorted(self.model.named_modules(), key=key))
 
     def derive(self) -> CapturePlan:
-        """One block per layer, dense ones included.
+        """One block per layer, dense ones included; a dense model has no other.
 
         Raises:
             CoverageError: the MoE layers found are not those that the model's arguments declare.
@@ -112,9 +106,13 @@ class MlxAdapter(PlanAdapter):
         """
         modules = self.modules()
         layers = [(name, int(match[1]), "output") for name in modules if (match := _LAYER.fullmatch(name))]
-        if not any(_is_switch(module) for module in modules.values()):
-            return _dense_plan(layers)
-        declares: Callable[[Any, int], bool] = _every
+        if not layers:
+            raise PlanError("the model has no module `layers.0`; expected a model of mlx-lm.")
+        has_experts = any(map(_is_switch, modules.values())) or _names_experts(self.model.args)
+
+        def declares(args: Any, layer: int) -> bool:
+            # Of no family yet: a model without experts declares no layer.
+            return has_experts
 
         def moes_of(layer: str) -> dict[str, dict[str, CaptureSpec]]:
             nonlocal declares

@@ -74,6 +74,9 @@ class PlanAdapter:
         return None
 
 
+_DENSE = "the model is dense: no layer has a router, so rows are of residuals and transitions alone"
+
+
 def plan_of_layers(
     model: Any,
     layers: Iterable[tuple[str, int, str]],
@@ -88,8 +91,8 @@ def plan_of_layers(
         model: named in errors.
         layers: (name, physical number, source of the residual) of each layer, in the model's order.
         moes_of: layer name → name and boundaries of each MoE in it.
-        declared: physical numbers of the MoE layers that the configuration declares; None where it keeps no list.
-            Asked after `moes_of`.
+        declared: physical numbers of the MoE layers that the configuration declares, () for a dense model; None where
+            it keeps no list. Asked after `moes_of`.
         notes: what is left out.
 
     Raises:
@@ -105,6 +108,8 @@ def plan_of_layers(
             found.append(number)
             boundaries |= inside
     promised = declared()
+    if promised == () and not found:
+        return CapturePlan(boundaries, declared_layers=(), notes=(*notes, _DENSE))
     check_coverage(tuple(found), tuple(found) if promised is None else promised, type(model).__name__)
     return CapturePlan(boundaries, declared_layers=promised, notes=notes)
 

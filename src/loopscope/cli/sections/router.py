@@ -23,7 +23,7 @@ from loopscope.cli.sections.rows import (
 
 
 def section(run: Run) -> list[RenderableType]:
-    """Two tables and the gauges; a line where no step was traced."""
+    """Two tables and the gauges; a line where no step was traced, or no layer has a router."""
     router = TABLES["router"]
     every = router.shown("summary")
     names = ", ".join(dict.fromkeys(column.name for column in (*every, *WORST_COLUMNS)))
@@ -37,7 +37,12 @@ def section(run: Run) -> list[RenderableType]:
         f"{visits} select * from v where step = (select max(step) from v) order by unrolled_pos",
     )
     if not last:
-        return [Text("Routers: no step traced", style="yellow")]
+        dense = fetch(run, "residual", "select step from residual where {where} limit 1")
+        return [
+            Text("Routers: none in the layers that were traced")
+            if dense
+            else Text("Routers: no step traced", style="yellow")
+        ]
     of_run = fetch(
         run,
         "router",

@@ -24,7 +24,11 @@ _SIDES = {"mean": "", "smallest": "_min", "largest": "_max"}
 def section(queries: RunQueries) -> Section:
     """One map per column that the catalogue has a picture of."""
     if not queries.has("router"):
-        text = "The run has no row of the table router: it was not traced, or its layers have no router."
+        text = (
+            "No layer that was traced has a router."
+            if queries.has("residual")
+            else "The run has no row of the table router: it was not traced."
+        )
         return Section(id="router", nav="Routing", title="Routing", text=text)
     text = (
         "Depth runs from the top down, in the order of execution; training from left to right. A cell holds from "
