@@ -401,3 +401,32 @@ def test_a_plan_that_cannot_tell_what_ran_is_refused(
         loopscope.attach(
             Layer(top_k(softmax)), out=tmp_path / "run", plan=Kind(None, tensors, routing).plan()
         )
+
+
+def test_what_means_nothing_is_no_capability(tmp_path: Path) -> None:
+    kind = KINDS["drawn"]
+    model = Layer(kind.route)
+    with pytest.raises(PlanError, match="margin_mean is absent: the choice is drawn"):
+        loopscope.attach(model, out=tmp_path / "run", plan=kind.plan(), require=["margin_mean"])
+    with pytest.raises(PlanError, match="dropped_assignments is absent: the router is dropless"):
+        loopscope.attach(
+            model, out=tmp_path / "run", plan=kind.plan(), require=["router.dropped_assignments"]
+        )
+    dropping = KINDS["top 2 with a capacity, kept"]
+    loopscope.attach(
+        Layer(dropping.route),
+        out=tmp_path / "run",
+        plan=dropping.plan(),
+        require=["router.dropped_assignments"],
+    )
+
+
+@pytest.mark.usefixtures("decoders")
+def test_a_decoder_that_does_not_say_whether_it_recomputes_proves_nothing(tmp_path: Path) -> None:
+    DECODERS["test_choice"] = lambda module, output: output["logits"].topk(2, -1).indices
+    adapter = loopscope.capture.resolve_adapter("pretrain", "torch")(
+        Layer(hidden), overrides=hidden_plan(inputs=False)
+    )
+    assert "nobody said" in adapter.plan.notes[0]
+    with pytest.raises(PlanError, match="recomputes is None"):
+        decoder("test_choice", recomputes=None)  # type: ignore[arg-type]

@@ -84,18 +84,23 @@ def synthesize(requirements: Mapping[Key, Iterable[Requirement]], support: Backe
 
     Args:
         requirements: (table, column) → what it needs.
-        support: the backend's answers.
+        support: the backend's answers. Where it has `undefined()`, (table, column) → why a metric means nothing for
+            this model, those are absent.
 
     Raises:
         InvalidRequirementError: a requirement is semantically invalid; the backend is never asked about it.
     """
     wanted = {key: tuple(reqs) for key, reqs in requirements.items()}
+    void = getattr(support, "undefined", dict)()
     each = dict.fromkeys(chain.from_iterable(wanted.values()))
     for req in each:
         if req.problem is not None:
             raise InvalidRequirementError(req, req.problem)
     answers = {req: _answer(req, support) for req in each}
-    return CapabilitySet({key: _joined([answers[req] for req in reqs]) for key, reqs in wanted.items()})
+    found = {key: _joined([answers[req] for req in reqs]) for key, reqs in wanted.items()}
+    return CapabilitySet(
+        {key: Capability("absent", void[key]) if key in void else one for key, one in found.items()}
+    )
 
 
 def _answer(req: Requirement, support: BackendSupport) -> Capability:

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from loopscope.capture.proof_status import proofs
 from loopscope.capture.requirements import Placement, Requirement
 from loopscope.capture.spec import CapturePlan
+from loopscope.catalog.registry import TRAINING_METRICS
+from loopscope.catalog.traits import TRAITS
 
 _FACTS = ("num_experts", "top_k", "score_func", "order", "normalised", "balancing", "shared_experts")
 _OBJECTIVE = ("loss", "aux_loss", "grad_norm", "lr")
@@ -34,6 +36,17 @@ class PlanSupport:
         if self._routings:
             found["proof"] = "; ".join(dict.fromkeys(proofs(self._plan).values()))
         return found
+
+    def undefined(self) -> Mapping[tuple[str, str], str]:
+        """(table, column) → why it means nothing for any of the routers."""
+        if not self._routings:
+            return {}
+        traits = set.intersection(*(set(spec.traits) for spec in self._routings))
+        return {
+            key: TRAITS[why[0]]
+            for key, column in TRAINING_METRICS.items()
+            if (why := [name for name in column.undefined_for if name in traits])
+        }
 
     def supports_direct(self, req: Requirement) -> bool:
         """See `BackendSupport`."""

@@ -9,6 +9,8 @@ from loopscope.capture.spec import ASSIGNMENTS, CapturePlan
 _UNSEEN = "unproven: "
 _REASONS = {
     "recomputed": "a decoder makes the choice once more from the scores, and nothing else tells it",
+    "unsaid": "the choice is of a decoder that was not registered with `loopscope.capture.decoder`, so that nobody "
+    "said whether it makes it once more from the scores",
     "sampled": "the choice is drawn, so that the scores do not tell it",
     "given": "the choice comes from something else than the scores",
     "soft": "nothing but the scores is captured",
@@ -98,7 +100,8 @@ def _doubts(plan: CapturePlan, block: str, routing: RoutingSpec) -> Iterator[str
         if "combine" not in sources:
             yield "soft"
         return
-    if any(sources[name].recomputes for name in ASSIGNMENTS if name in sources):
-        yield "recomputed"
+    for name in ASSIGNMENTS:
+        if name in sources and (recomputes := sources[name].recomputes) is not False:
+            yield "recomputed" if recomputes else "unsaid"
     if routing.choice in ("sampled", "given"):
         yield routing.choice

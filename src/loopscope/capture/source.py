@@ -98,10 +98,12 @@ class Source:
     """Attribute names and indices, outermost first."""
 
     @property
-    def recomputes(self) -> bool:
-        """True for a decoder that makes the choice once more."""
-        found = DECODERS.get(str(self.path[0])) if self.root == "decode" else None
-        return isinstance(found, RegisteredDecoder) and found.recomputes
+    def recomputes(self) -> bool | None:
+        """True for a decoder that makes the choice once more; None for one that does not say."""
+        if self.root != "decode":
+            return False
+        found = DECODERS.get(str(self.path[0]))
+        return found.recomputes if isinstance(found, RegisteredDecoder) else None
 
     def read(self, call: Call) -> Any:
         """The value this source names in `call`.

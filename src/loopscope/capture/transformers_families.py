@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from loopscope.capture.routing import RoutingSpec
-from loopscope.capture.source import DECODERS
+from loopscope.capture.source import Call, decoder
 
 _TUPLE = {"router_logits": "output[0]", "topk_weights": "output[1]", "topk_idx": "output[2]"}
 
@@ -124,15 +124,16 @@ def _deepseek(config: Any) -> RoutingSpec:
     )
 
 
-def jetmoe_idx(module: Any, output: Any) -> torch.Tensor:
+def jetmoe_idx(call: Call) -> torch.Tensor:
     """[N, k] experts used, from what the gating returns: the sorted order of all assignments and their counts."""
+    output = call.output
     counts = torch.as_tensor(output[3], device=output[0].device)
     return _unsorted(torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts), output)
 
 
-def jetmoe_weights(module: Any, output: Any) -> torch.Tensor:
+def jetmoe_weights(call: Call) -> torch.Tensor:
     """[N, k] combine weights, put back from sorted order."""
-    return _unsorted(output[2], output)
+    return _unsorted(call.output[2], call.output)
 
 
 def _unsorted(values: torch.Tensor, output: Any) -> torch.Tensor:
@@ -142,7 +143,8 @@ def _unsorted(values: torch.Tensor, output: Any) -> torch.Tensor:
     return flat.reshape(logits.shape[0], -1)
 
 
-DECODERS |= {"jetmoe_idx": jetmoe_idx, "jetmoe_weights": jetmoe_weights}
+for _function in (jetmoe_idx, jetmoe_weights):
+    decoder(_function.__name__, recomputes=False)(_function)
 
 FAMILIES: Mapping[str, RouterFamily] = {
     "MixtralTopKRouter": RouterFamily(
