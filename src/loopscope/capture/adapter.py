@@ -1,6 +1,6 @@
 """What an adapter is: it derives a plan, resolves the user's overrides, and listens to one forward."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -81,8 +81,25 @@ class Adapter(Protocol):
     def ignored(self) -> str:
         """Why the coming forward is none of training, in words."""
 
-    def valid(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """[B, S] bool of tokens that are no padding; None where every token counts."""
+    def valid(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        points: Sequence[TracePoint],
+        blocks: Sequence[str],
+    ) -> Any:
+        """Tokens that are no padding, of the visits of a forward that has just been recorded: [B, S] bool; by
+        `unrolled_pos` where visits differ in theirs; None where every token counts.
+
+        Args:
+            args: of the forward.
+            kwargs: of the forward.
+            points: its visits.
+            blocks: the module of each.
+
+        Raises:
+            MaskError: the forward was given a mask that cannot be read, or does not fit.
+        """
 
     def losses(self, kwargs: Mapping[str, Any], output: Any) -> LossParts | None:
         """The objective's parts, where the output holds them."""

@@ -170,10 +170,9 @@ class MlxAdapter(PlanAdapter):
         """True in training mode."""
         return bool(self.model.training)
 
-    def valid(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The mask of the user's own function, as a torch tensor."""
-        mask = super().valid(args, kwargs)
-        return None if mask is None else _torch(mask).bool()
+    def as_torch(self, mask: Any) -> Any:
+        """See `PlanAdapter`."""
+        return _torch(mask)
 
 
 class MlxWindow(Window):

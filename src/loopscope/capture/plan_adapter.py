@@ -1,17 +1,18 @@
 """What adapters that go by a capture plan share, whatever framework runs the model."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from loopscope.capture.adapter import LossParts
 from loopscope.capture.capabilities import BackendSupport
 from loopscope.capture.errors import CoverageError
+from loopscope.capture.masks import fitting
 from loopscope.capture.plan import resolve_plan
 from loopscope.capture.plan_support import PlanSupport
 from loopscope.capture.proof_status import unproven
 from loopscope.capture.spec import CapturePlan, CaptureSpec
 from loopscope.capture.visits import expected_visits
-from loopscope.trace import VisitSpec
+from loopscope.trace import TracePoint, VisitSpec
 
 
 class PlanAdapter:
@@ -65,9 +66,21 @@ class PlanAdapter:
         """Said of a forward that is none of training."""
         return "outside training"
 
-    def valid(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def valid(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        points: Sequence[TracePoint],
+        blocks: Sequence[str],
+    ) -> Any:
         """The mask of the user's own function, where one was given."""
-        return None if self._valid is None else self._valid(args, kwargs)
+        if self._valid is None or (mask := self._valid(args, kwargs)) is None:
+            return None
+        return fitting(self.as_torch(mask), points)
+
+    def as_torch(self, mask: Any) -> Any:
+        """The user's mask as a torch tensor."""
+        return mask
 
     def losses(self, kwargs: Mapping[str, Any], output: Any) -> LossParts | None:
         """A plain model's output says nothing of the loss."""

@@ -1,8 +1,8 @@
 """What every adapter of a torch model shares: hooks, training, sharding facts."""
 
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -16,9 +16,11 @@ from loopscope.capture.hooks import (
     plain_modules,
     runs_inside_compiled_code,
 )
+from loopscope.capture.padding import PaddingReader
 from loopscope.capture.plan_adapter import PlanAdapter
 from loopscope.capture.window import Window
 from loopscope.errors import ConfigError, UnsupportedError
+from loopscope.trace import TracePoint
 
 After = Callable[[tuple[Any, ...], Mapping[str, Any], Any, bool], None]
 
@@ -37,6 +39,7 @@ class TorchModelAdapter(PlanAdapter):
         if not isinstance(model, nn.Module):
             raise ConfigError(f"got {type(model).__name__}, expected a torch.nn.Module.")
         super().__init__(model, **options)
+        self._padding = PaddingReader()
         self.check_plan()
 
     def modules(self) -> dict[str, nn.Module]:
@@ -63,7 +66,7 @@ class TorchModelAdapter(PlanAdapter):
         }
         return {name: True for name, seen in shown.items() if seen}
 
-    def listening(self) -> AbstractContextManager[Window]:
+    def listening(self) -> AbstractContextManager[Any]:
         """See `Adapter`.
 
         Raises:
@@ -75,7 +78,27 @@ class TorchModelAdapter(PlanAdapter):
                 "the model was compiled as a whole after it was attached. Compile first and attach to the result: "
                 "model = torch.compile(model); loopscope.attach(model, ...). Blocks may be compiled before or after."
             )
-        return listening(self.model, self.plan)
+        return self._listening()
+
+    @contextmanager
+    def _listening(self) -> Iterator[Window]:
+        with (
+            self._padding.listening(self.modules(), self.plan.blocks()),
+            listening(self.model, self.plan) as window,
+        ):
+            yield window
+
+    def valid(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        points: Sequence[TracePoint],
+        blocks: Sequence[str],
+    ) -> Any:
+        """The mask of the user's own function, else what the forward was given by name (see `PaddingReader`)."""
+        if self._valid is not None:
+            return super().valid(args, kwargs, points, blocks)
+        return self._padding.valid(self.modules()[""], args, kwargs, points, blocks)
 
     def install(self, before: Callable[[], None], after: After) -> Callable[[], None]:
         """See `Adapter`.

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-import torch
 from torch import nn
 
 from loopscope.capture.adapter import LossParts
+from loopscope.capture.objective import loss_parts
 from loopscope.capture.plan_adapter import plan_of_layers
 from loopscope.capture.spec import CapturePlan, CaptureSpec
 from loopscope.capture.torch_base import TorchModelAdapter
@@ -70,32 +70,9 @@ class TransformersAdapter(TorchModelAdapter):
         self.family = fitted_family(self.config, modules)
         return plan
 
-    def valid(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """True where the attention mask [B, S] is not zero; None without a mask."""
-        if self._valid is not None:
-            return super().valid(args, kwargs)
-        mask = kwargs.get("attention_mask")
-        if mask is None and len(args) > 1:
-            mask = args[1]
-        return mask.bool() if isinstance(mask, torch.Tensor) and mask.ndim == 2 else None
-
     def losses(self, kwargs: Mapping[str, Any], output: Any) -> LossParts | None:
-        """Loss and auxiliary loss of the output; transformers' auxiliary loss is k times loopscope's."""
-        total = getattr(output, "loss", None)
-        if total is None and isinstance(output, dict):
-            total = output.get("loss")
-        if total is None:
-            return None
-        aux = getattr(output, "aux_loss", None)
-        name = self.family.aux_coef
-        coefficient = float(getattr(self.config, name)) if name is not None and aux is not None else 0.0
-        top_k = self._top_k
-        return LossParts(
-            total.detach(),
-            aux.detach() / top_k if aux is not None and isinstance(aux, torch.Tensor) else None,
-            coefficient * top_k,
-            kwargs.get("num_items_in_batch") is not None,
-        )
+        """Loss and auxiliary loss of the output."""
+        return loss_parts(self.model, self.config, self.family.aux_coef, self._top_k, kwargs, output)
 
     def settings(self) -> Mapping[str, Any]:
         """Recompute shows in the layers' own flag."""

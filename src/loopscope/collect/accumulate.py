@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -43,7 +43,7 @@ class StepAccumulator:
     def add(
         self,
         sink: TraceSink,
-        valid: Bool[Tensor, "B S"] | None = None,
+        valid: Bool[Tensor, "B S"] | Mapping[int, Tensor | None] | None = None,
         *,
         plan: Callable[[tuple[VisitSpec, ...]], tuple[Pair, ...]] = plan_pairs,
     ) -> None:
@@ -64,9 +64,9 @@ class StepAccumulator:
         self.sink_faults += getattr(sink, "faults", ())
         specs = tuple(sorted(self._spec(position, point) for position, point in sink.items()))
         for spec in specs:
-            self._add(spec, partial(_reduce_visit, spec, sink[spec.unrolled_pos], valid))
+            self._add(spec, partial(_reduce_visit, spec, sink[spec.unrolled_pos], _of(spec, valid)))
         for pair in plan(specs):
-            self._add(pair, partial(_reduce_pair, pair, sink, valid))
+            self._add(pair, partial(_reduce_pair, pair, sink, _of(pair.target, valid)))
         self.microbatches += 1
 
     @property
@@ -158,6 +158,10 @@ def _reduce_pair(pair: Pair, sink: TraceSink, valid: Tensor | None) -> Partial:
         traits=tuple(name for name in TRAITS if name in first.traits or name in second.traits),
     )
     return Partial(layout, reduce_pair(tensors, _beside(second, valid), layout))
+
+
+def _of(visit: VisitSpec, valid: Tensor | Mapping[int, Tensor | None] | None) -> Tensor | None:
+    return valid.get(visit.unrolled_pos) if isinstance(valid, Mapping) else valid
 
 
 def _beside(point: TracePoint, valid: Tensor | None) -> Tensor | None:

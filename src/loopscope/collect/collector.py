@@ -174,7 +174,7 @@ class Collector:
         sink: TraceSink,
         meta: TraceMeta,
         *,
-        valid: Bool[Tensor, "B S"] | None = None,
+        valid: Bool[Tensor, "B S"] | Mapping[int, Tensor | None] | None = None,
         microbatch: int = 0,
         num_microbatches: int | None = 1,
     ) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from loopscope.collect import health
@@ -39,7 +40,7 @@ class TracedStep:
         self,
         sink: TraceSink,
         meta: TraceMeta,
-        valid: Tensor | None,
+        valid: Tensor | Mapping[int, Tensor | None] | None,
         microbatch: int,
         num_microbatches: int | None,
     ) -> None:
@@ -96,7 +97,7 @@ class TracedSteps:
         step: int,
         sink: TraceSink,
         meta: TraceMeta,
-        valid: Tensor | None,
+        valid: Tensor | Mapping[int, Tensor | None] | None,
         microbatch: int,
         num_microbatches: int | None,
     ) -> None:

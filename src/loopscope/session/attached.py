@@ -290,7 +290,7 @@ class Attachment:
         try:
             points = recording.points(verify=self.settings.verify)
             meta = recording.meta()
-            valid = self.adapter.valid(args, kwargs)
+            valid = self.adapter.valid(args, kwargs, points, recording.blocks())
             self._write_losses(self.step)
             assert self._custom is not None
             self._custom.run(self.collector, self.step, points, recording.blocks())
