@@ -91,7 +91,7 @@ def synthesize(requirements: Mapping[Key, Iterable[Requirement]], support: Backe
         InvalidRequirementError: a requirement is semantically invalid; the backend is never asked about it.
     """
     wanted = {key: tuple(reqs) for key, reqs in requirements.items()}
-    void = getattr(support, "undefined", dict)()
+    void: Mapping[Key, str] = getattr(support, "undefined", dict)()
     each = dict.fromkeys(chain.from_iterable(wanted.values()))
     for req in each:
         if req.problem is not None:

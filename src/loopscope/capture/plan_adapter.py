@@ -1,11 +1,13 @@
 """What adapters that go by a capture plan share, whatever framework runs the model."""
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from loopscope.capture.adapter import LossParts
 from loopscope.capture.capabilities import BackendSupport
 from loopscope.capture.errors import CoverageError
+from loopscope.capture.glob_gaps import glob_gaps
 from loopscope.capture.masks import fitting
 from loopscope.capture.plan import resolve_plan
 from loopscope.capture.plan_support import PlanSupport
@@ -30,8 +32,11 @@ class PlanAdapter:
     ) -> None:
         self.model, self._valid = model, valid
         plan = resolve_plan(self.derive(), overrides, self.modules())
+        gaps = glob_gaps(overrides or (), plan, self.modules())
+        for gap in gaps:
+            warnings.warn(gap, stacklevel=4)
         self.plan = CapturePlan(
-            plan, declared_layers=plan.declared_layers, notes=(*plan.notes, *unproven(plan))
+            plan, declared_layers=plan.declared_layers, notes=(*plan.notes, *gaps, *unproven(plan))
         )
 
     def modules(self) -> Mapping[str, Any]:

@@ -149,11 +149,12 @@ def _reduce_pair(pair: Pair, sink: TraceSink, valid: Tensor | None) -> Partial:
     first, second = sink[pair.source.unrolled_pos], sink[pair.target.unrolled_pos]
     if not second.residual.numel():
         return Partial(layout, Reduced.nothing(layout, second.residual.device))
+    there = second.residual.device  # the layers of one model may lie on several
     tensors = PairTensors(
-        from_residual=first.residual,
+        from_residual=first.residual.to(there),
         to_residual=second.residual,
-        before_residual=None if pair.before is None else sink[pair.before].residual,
-        from_topk_idx=first.topk_idx if pair.same_layer else None,
+        before_residual=None if pair.before is None else sink[pair.before].residual.to(there),
+        from_topk_idx=first.topk_idx.to(there) if pair.same_layer and first.topk_idx is not None else None,
         to_topk_idx=second.topk_idx if pair.same_layer else None,
         traits=tuple(name for name in TRAITS if name in first.traits or name in second.traits),
     )

@@ -134,6 +134,7 @@ def pack(
             maxima.append(reduced.maxima)
     if device is None:
         device = sums[0].device if sums else torch.device("cpu")
+    sums, maxima = ([vector.to(device, non_blocking=True) for vector in each] for each in (sums, maxima))
     depth = EMPTY if num_stacks is None else float(num_stacks)
     tops = [depth, EMPTY if num_stacks is None else -depth, float(num_microbatches)]
     tops += [float(step), -float(step)]
