@@ -83,7 +83,11 @@ def ask(family: str, memory_gib: float, limit_s: int) -> dict[str, Any]:
 def overall(found: dict[str, Any]) -> str:
     """The worst of a family's verdicts, in one word."""
     words = {found[mode].partition(":")[0] for mode in MODES}
-    return next(word for word in ("wrong", "not built", "unproven", "refused", "right") if word in words)
+    return next(
+        word
+        for word in ("wrong", "not built", "unproven", "refused", "right", "does not run")
+        if word in words
+    )
 
 
 def routing_text(routing: dict[str, Any] | None) -> str:
@@ -99,17 +103,19 @@ def routing_text(routing: dict[str, Any] | None) -> str:
 def page(results: dict[str, dict[str, Any]]) -> str:
     """The documentation page."""
     totals = Counter(overall(found) for found in results.values())
+    untried = totals["not built"] + totals["unproven"] + totals["does not run"]
     lines = [
         "# MoE families of transformers",
         "",
         f"`loopscope.attach(model)` alone, on a small random model of each of the {len(results)} families that "
         f"transformers {transformers.__version__} ships: **{totals['right']} right**, {totals['refused']} refused with "
-        f"an error that says why, {totals['wrong']} wrong, {totals['not built'] + totals['unproven']} not tried. "
+        f"an error that says why, {totals['wrong']} wrong, {untried} not tried. "
         "Written by `scripts/bench families`.",
         "",
         "Right means: one row per call of the experts, its counts equal to the indices that the experts were handed, "
         "padding excluded, and the bias that has a part in the choice captured; in float32, bfloat16 and under "
-        "bfloat16 autocast. What a refused family needs is a plan of yours (torch.md).",
+        "bfloat16 autocast; a model that does not run in one of these by itself is judged by "
+        "the others. What a refused family needs is a plan of yours (torch.md).",
         "",
         "| family | fp32 | bf16 | autocast | what its routers were found to do |",
         "|---|---|---|---|---|",
@@ -125,7 +131,7 @@ def page(results: dict[str, dict[str, Any]]) -> str:
 
 
 def reason_of(found: dict[str, Any]) -> str:
-    text = next(found[mode] for mode in MODES if not found[mode].startswith("right"))
+    text = next(found[mode] for mode in MODES if not found[mode].startswith(("right", "does not run")))
     return (
         text.partition(":")[2]
         .strip()

@@ -118,8 +118,11 @@ def check(family: str, mode: str) -> str:
     if mode == "bf16":
         model = half(model)
     autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=mode == "autocast")
-    with torch.no_grad(), autocast:
-        forward(model, inputs)  # a family that cannot run is not one that loopscope refuses
+    try:
+        with torch.no_grad(), autocast:
+            forward(model, inputs)
+    except RuntimeError as error:
+        return f"does not run: {type(error).__name__}: {error}"  # by itself, so loopscope has no part in it
     biased = bias_matters(model, inputs)
     folder = Path(tempfile.mkdtemp())
     try:

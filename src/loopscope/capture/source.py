@@ -20,8 +20,10 @@ _TOKEN = re.compile(r"\.([A-Za-z_][A-Za-z_0-9]*)|\[(-?\d+)\]|\[(['\"]?)([A-Za-z_
 
 
 def hidden_states(module: Any, output: Any) -> Any:
-    """What a layer returns, or the first item where it returns a tuple."""
-    return output[0] if isinstance(output, (tuple, list)) else output
+    """What a layer returns, or the first item where it returns a tuple; where a token has several streams, they are
+    one vector: [B, S, n, d] becomes [B, S, n * d]."""
+    hidden = output[0] if isinstance(output, (tuple, list)) else output
+    return hidden.flatten(2) if getattr(hidden, "ndim", 0) == 4 else hidden
 
 
 def streams(module: Any, output: Any) -> Any:
