@@ -123,9 +123,67 @@ def test_what_k_of_one_leaves_open_is_refused_and_named() -> None:
 
     block.__class__ = Fixed
     result = found(block)
-    assert {fit.spec.score_func for fit in result.fits} == {"softmax", "sigmoid"}
+    assert {fit.spec.score_func for fit in result.fits} >= {"softmax", "sigmoid"}
     assert "softmax" in result.why
     assert "sigmoid" in result.why
+
+
+class Table(Block):
+    """Experts from a table of token ids."""
+
+    def __init__(self) -> None:
+        super().__init__(score="sigmoid")
+        self.register_buffer("table", torch.zeros(32, 2, dtype=torch.int64))
+
+    def forward(self, hidden: torch.Tensor, input_ids: torch.Tensor | None = None) -> torch.Tensor:
+        assert input_ids is not None
+        flat = hidden.reshape(-1, WIDTH)
+        idx = self.table[input_ids.reshape(-1)]
+        weights = self.scores(self.gate(flat)).gather(-1, idx)
+        return self.experts(flat, idx, weights / weights.sum(-1, keepdim=True)).reshape(hidden.shape)
+
+
+class Scaled(Block):
+    """A learned factor for each expert; the scores are handed over by a module of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(EXPERTS))
+        self.soft = nn.Softmax(dim=-1)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        flat = hidden.reshape(-1, WIDTH)
+        weights, idx = self.soft(self.gate(flat)).topk(self.top_k, -1)
+        return self.experts(flat, idx, weights * self.factor[idx]).reshape(hidden.shape)
+
+
+class Shared(Block):
+    """A weight shared with something else, so that those of the experts sum to less than 1."""
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        flat = hidden.reshape(-1, WIDTH)
+        scores = self.gate(flat).sigmoid()
+        weights, idx = scores.topk(self.top_k, -1)
+        weights = weights / (weights.sum(-1, keepdim=True) + flat[:, :1].sigmoid())
+        return self.experts(flat, idx, weights).reshape(hidden.shape)
+
+
+def test_stranger_routers_are_said_as_they_are() -> None:
+    table, scaled, shared = (found(block).fits for block in (Table(), Scaled(), Shared()))
+    assert [(fit.spec.choice, fit.spec.score_func, fit.spec.normalised) for fit in table] == [
+        ("given", "sigmoid", True)
+    ]
+    assert [(fit.spec.weights, fit.spec.score_func, fit.tensors["router_probs"]) for fit in scaled] == [
+        ("own", "softmax", ("soft", "output"))
+    ]
+    assert [(fit.spec.weights, fit.spec.score_func) for fit in shared] == [("proportional", "sigmoid")]
+
+
+def test_experts_that_compute_nothing_are_told_apart() -> None:
+    block = Block()
+    block.experts.down = nn.Parameter(torch.zeros(EXPERTS - 2, WIDTH, WIDTH))
+    (fit,) = found(block).fits
+    assert (fit.spec.num_experts, fit.spec.null_experts) == (EXPERTS - 2, 2)
 
 
 def test_weights_that_nothing_explains_are_refused() -> None:

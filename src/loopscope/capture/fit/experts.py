@@ -37,8 +37,8 @@ def _stacked(module: nn.Module) -> int:
         return 0
     held = [*module._parameters.values(), *module._buffers.values()]
     sizes = {tensor.shape[0] for tensor in held if isinstance(tensor, torch.Tensor) and tensor.ndim >= 3}
-    # Experts that do nothing may be counted in one matrix and not in the other.
-    return max(sizes) if sizes and min(sizes) > 1 else 0
+    # Experts that compute nothing may be counted in one matrix and not in the other.
+    return min(sizes) if sizes and min(sizes) > 1 else 0
 
 
 def _contained(module: nn.Module) -> int:

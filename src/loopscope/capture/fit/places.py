@@ -44,7 +44,7 @@ def places_of(unit: Unit, trials: Sequence[Trial], tokens: int) -> tuple[Places 
         if key[1].startswith("output")
         and not unit.holds(key[0])
         and value.is_floating_point()
-        and size <= value.shape[-1] <= 2 * least + 8
+        and size <= value.shape[-1]
     ]
     # What the router itself returns comes first, then what runs inside it, then the rest of the unit.
     router = idx[0]
@@ -52,7 +52,7 @@ def places_of(unit: Unit, trials: Sequence[Trial], tokens: int) -> tuple[Places 
     if not logits:
         return None, "no scores over all experts cross a module boundary"
     sizes = {rows[key].shape[-1] for key in logits}
-    return Places(tuple(logits), idx, weights, _distinct_vectors(first, sizes, router, unit)), ""
+    return Places(tuple(logits), idx, weights, _distinct_vectors(first, sizes, router, unit), least), ""
 
 
 def _per_token(value: Tensor, tokens: int) -> bool:

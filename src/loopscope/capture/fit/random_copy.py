@@ -27,6 +27,7 @@ def random_copy(
     bias: float,
     stubs: Mapping[int, nn.Module] | None = None,
     ints: Mapping[int, int] | None = None,
+    experts: int = 0,
 ) -> nn.Module:
     """Copy `module` without its numbers.
 
@@ -37,12 +38,13 @@ def random_copy(
         bias: vectors (biases, norms) are uniform in [0, bias].
         stubs: id of a submodule → what stands in its place.
         ints: value of an integer attribute → value it has in the copy.
+        experts: number of experts; a table of experts by token gets random ones below it.
     """
     made: dict[int, Any] = dict(stubs or {})
 
     def tensor(old: Tensor) -> Tensor:
         if id(old) not in made:
-            made[id(old)] = _random(old, generator, gain, bias)
+            made[id(old)] = _random(old, generator, gain, bias, experts)
         found: Tensor = made[id(old)]
         return found
 
@@ -88,8 +90,11 @@ def random_copy(
     return copy(module)
 
 
-def _random(old: Tensor, generator: torch.Generator, gain: float, bias: float) -> Tensor:
+def _random(old: Tensor, generator: torch.Generator, gain: float, bias: float, experts: int) -> Tensor:
     shape = tuple(old.shape)
+    if old.dtype in (torch.int64, torch.int32) and len(shape) == 2 and 1 <= shape[1] <= experts < shape[0]:
+        order = torch.rand(shape[0], experts, generator=generator).argsort(dim=-1)
+        return order[:, : shape[1]].to(old.dtype)
     if not old.is_floating_point():
         return torch.zeros(shape, dtype=old.dtype) if old.is_meta else old.detach().to("cpu", copy=True)
     values = torch.empty(shape, dtype=torch.float32)

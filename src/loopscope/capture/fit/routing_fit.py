@@ -11,7 +11,7 @@ from torch import Tensor
 from loopscope.capture import proof
 from loopscope.capture.errors import PlanError, ReconcileError
 from loopscope.capture.fit.trial import Key, Trial
-from loopscope.capture.routing import Order, RoutingSpec, ScoreFunc
+from loopscope.capture.routing import GroupScore, Order, RoutingSpec, ScoreFunc
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,8 @@ class Places:
     idx: Key
     weights: Key | None
     biases: tuple[Key, ...]
+    num_experts: int
+    """Experts that compute; scores may know more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,14 @@ class Fit:
     def __str__(self) -> str:
         said = self.spec
         words = [said.score_func, said.order, "normalised" if said.normalised else "not normalised"]
+        words += [] if said.choice == "top_k" else [f"choice {said.choice}"]
+        words += [] if said.weights == "from_scores" else [f"weights {said.weights}"]
         words += [f"scale {said.route_scale:g}"] if said.route_scale != 1.0 else []
-        words += [f"{said.groups_per_token} of {said.num_groups} groups"] if said.grouped else []
+        words += (
+            [f"{said.groups_per_token} of {said.num_groups} groups by {said.group_score}"]
+            if said.grouped
+            else []
+        )
         where = self.tensors.get("expert_bias")
         return ", ".join([*words, *([] if where is None else [f"bias {where[0]}.{where[1]}"])])
 
@@ -61,27 +69,48 @@ def fits(seen: Sequence[Look], places: Places, groups: Sequence[tuple[int, int]]
     if not seen:
         return []
     for logits in places.logits:
-        for grouping in ((None,), tuple(groups)):
-            found = [fit for fit in _candidates(seen, places, logits, grouping) if _explains_all(fit, seen)]
+        for stage in _stages(places, logits, groups):
+            found = [fit for fit in _candidates(seen, places, logits, stage) if _explains_all(fit, seen)]
             if found:
                 return _told_apart(found, seen)
     return []
 
 
-def _candidates(
-    seen: Sequence[Look], places: Places, logits: Key, grouping: Sequence[tuple[int, int] | None]
-) -> Iterator[Fit]:
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """Descriptions of one degree of strangeness: what all of them share, and what they may have."""
+
+    shared: dict[str, Any]
+    groups: Sequence[tuple[int, int] | None] = (None,)
+    probs: Sequence[Key | None] = (None,)
+
+
+def _stages(places: Places, logits: Key, groups: Sequence[tuple[int, int]]) -> Iterator[_Stage]:
+    yield _Stage({})
+    yield from (_Stage({"group_score": score}, groups=groups) for score in get_args(GroupScore))
+    yield _Stage({"choice": "given"})
+    if places.weights is not None:
+        yield _Stage({"weights": "proportional"})
+        # Weights that follow from nothing tell no score function; scores that are handed over do.
+        yield _Stage({"weights": "own"}, probs=[key for key in places.logits if key != logits])
+
+
+def _candidates(seen: Sequence[Look], places: Places, logits: Key, stage: _Stage) -> Iterator[Fit]:
     first = next(each.trial for each in seen if not each.saturated)
-    num_experts, top_k = first.read(logits).shape[-1], first.read(places.idx).shape[-1]
+    width, top_k = first.read(logits).shape[-1], first.read(places.idx).shape[-1]
+    num_experts = min(width, places.num_experts)
     if top_k > num_experts:
         return
-    possible = [group for group in grouping if group is None or _divides(group, num_experts, top_k)]
-    for bias, group in product((None, *places.biases), possible):
+    grouped = [group for group in stage.groups if group is None or _divides(group, width, top_k)]
+    for bias, group, probs in product((None, *places.biases), grouped, stage.probs):
         for score, order, normalised in product(get_args(ScoreFunc), get_args(Order), (True, False)):
-            if order == "topk_then_score" and normalised != (score == "softmax"):
-                continue  # after the choice only a softmax normalises
+            # A softmax over the chosen is normalised; where weights do not follow, nothing says whether they are.
+            known = order == "topk_then_score" and score == "softmax"
+            if normalised != known and (known or "weights" in stage.shared):
+                continue
             spec = RoutingSpec(
                 num_experts=num_experts,
+                null_experts=width - num_experts,
                 top_k=top_k,
                 score_func=score,
                 order=order,
@@ -89,10 +118,11 @@ def _candidates(
                 balancing="unknown",
                 num_groups=None if group is None else group[0],
                 groups_per_token=None if group is None else group[1],
+                **stage.shared,
             )
             tensors = {"router_logits": logits, "topk_idx": places.idx}
-            tensors |= {} if places.weights is None else {"topk_weights": places.weights}
-            tensors |= {} if bias is None else {"expert_bias": bias}
+            places_of = {"topk_weights": places.weights, "expert_bias": bias, "router_probs": probs}
+            tensors |= {name: key for name, key in places_of.items() if key is not None}
             fit = Fit(spec, tensors)
             if (scale := _scale(fit, first)) is not None:
                 yield replace(fit, spec=replace(spec, route_scale=scale))
@@ -107,7 +137,7 @@ def _divides(group: tuple[int, int], num_experts: int, top_k: int) -> bool:
 def _scale(fit: Fit, trial: Trial) -> float | None:
     """The one factor between the weights and what the description makes of the scores; None where there is none."""
     raw = _routing(fit, trial, weights=True)
-    if raw.weights is None:
+    if raw.weights is None or fit.spec.weights != "from_scores":
         return 1.0
     try:
         proof.check_shapes(raw, fit.spec, "router")
@@ -145,7 +175,9 @@ def _routing(fit: Fit, trial: Trial, *, weights: bool) -> proof.Routing:
     logits, idx = flat("router_logits"), flat("topk_idx")
     assert logits is not None
     assert idx is not None
-    return proof.Routing(logits, idx, flat("topk_weights") if weights else None, flat("expert_bias"))
+    return proof.Routing(
+        logits, idx, flat("topk_weights") if weights else None, flat("expert_bias"), flat("router_probs")
+    )
 
 
 def _told_apart(found: list[Fit], seen: Sequence[Look]) -> list[Fit]:
@@ -169,8 +201,18 @@ def _told_apart(found: list[Fit], seen: Sequence[Look]) -> list[Fit]:
 
 
 def _chose_by_logits(fit: Fit, seen: Sequence[Look]) -> bool:
-    chosen_first = fit.spec.order == "topk_then_score" and fit.spec.top_k > 1
-    return chosen_first and all(_explains(fit, each) for each in seen if each.saturated)
+    """True where the choice kept the order of logits whose scores are equal: only a top-k of logits does."""
+    if fit.spec.order != "topk_then_score" or fit.spec.top_k == 1:
+        return False
+    telling = [each for each in seen if each.saturated and _has_ties(fit, each.trial)]
+    return bool(telling) and all(_explains(fit, each) for each in telling)
+
+
+def _has_ties(fit: Fit, trial: Trial) -> bool:
+    """True where the scores of the last expert in and the first one out are equal for half of the tokens."""
+    scores = proof.scores_of(_routing(fit, trial, weights=False).logits, fit.spec)
+    best = scores.topk(min(fit.spec.top_k + 1, scores.shape[-1]), dim=-1).values
+    return bool((best[:, -1] == best[:, -2]).float().mean() > 0.5)
 
 
 def same_values(one: Tensor, other: Tensor) -> bool:

@@ -141,7 +141,15 @@ def _one(
             for name, child in unit.module.named_children()
             if name not in unit.experts and not _may_route(child, unit.experts.values())
         }
-    copy = random_copy(unit.module, generator, gain=gain, bias=bias, stubs=stubs, ints=ints)
+    copy = random_copy(
+        unit.module,
+        generator,
+        gain=gain,
+        bias=bias,
+        stubs=stubs,
+        ints=ints,
+        experts=max(unit.experts.values()),
+    )
     for module in copy.modules():
         module.training = training
     with torch.device("cpu"):
@@ -154,7 +162,7 @@ def _one(
 
 def _token_ids(module: nn.Module, generator: torch.Generator) -> dict[str, Tensor]:
     names = [name for name in _parameters(module) if name.endswith("ids")]
-    return {name: torch.randint(2, (BATCH, SEQ), generator=generator) for name in names}
+    return {name: torch.randint(16, (BATCH, SEQ), generator=generator) for name in names}
 
 
 def _parameters(module: nn.Module) -> list[str]:
