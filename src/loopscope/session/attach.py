@@ -88,7 +88,7 @@ def attach(
     ):
         raise ConfigError(f"num_microbatches is {num_microbatches!r}, expected an integer >= 1.")
     optimizers = innermost(optimizer)
-    backend = backend or backend_of(model)
+    backend = backend or ("transformers" if plan is None and _wraps_transformers(model) else backend_of(model))
     plan = load_overrides(plan) if isinstance(plan, (str, Path)) else plan
     adapter = resolve_adapter(task, backend)(model, overrides=plan, **options)
     given = {
@@ -158,3 +158,20 @@ def backend_of(model: Any) -> str:
         f"got a {type(model).__name__}, expected a torch.nn.Module, a transformers model, a torchtitan model or an "
         "mlx.nn.Module. Pass the model itself, not its trainer."
     )
+
+
+def _wraps_transformers(model: Any) -> bool:
+    """True for a torch module around one transformers model: an adapter package's, DistributedDataParallel, a value
+    head. One that records itself is left alone."""
+    kind: Any = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
+    module: Any = getattr(sys.modules.get("torch.nn"), "Module", None)
+    if kind is None or not isinstance(model, module) or callable(getattr(model, "expected_visits", None)):
+        return False
+    return _outermost(model, kind) == 1
+
+
+def _outermost(model: Any, kind: Any) -> int:
+    """How many models of a kind a module holds, not counting those inside another one."""
+    if isinstance(model, kind):
+        return 1
+    return sum(_outermost(child, kind) for child in model.children())
