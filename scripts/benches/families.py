@@ -13,18 +13,18 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import multiprocessing
 import os
 import resource
-import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from lib.family_check import MODES
+from lib.family_check import MODES, verdicts
 from lib.family_models import OTHERWISE, SMALL, TEXT_ONLY, families
 from rich.console import Console
 from rich.table import Table
@@ -51,33 +51,32 @@ def key_of(family: str, source: str) -> str:
     return hashlib.sha256(f"{source} {model}".encode()).hexdigest()[:16]
 
 
-def limited(memory_gib: float) -> Callable[[], None]:
-    def apply() -> None:
-        os.nice(10)
-        resource.setrlimit(resource.RLIMIT_AS, (int(memory_gib * 2**30),) * 2)
-
-    return apply
-
-
 def ask(family: str, memory_gib: float, limit_s: int) -> dict[str, Any]:
-    """The verdicts on one family, from a process of its own."""
-    command = [sys.executable, str(ROOT / "scripts" / "benches" / "lib" / "family_check.py"), family]
-    place = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "scripts" / "benches")]),
-    }
+    """The verdicts on one family, from a process of its own: a fork, which need not import everything again."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=_answer, args=(theirs, family, memory_gib), daemon=True)
+    child.start()
+    theirs.close()
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=limit_s, check=False, env=place,
-            preexec_fn=limited(memory_gib),
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return dict.fromkeys(MODES, f"not built: not done after {limit_s} s")
-    if done.returncode or not done.stdout.strip():
-        last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-        return dict.fromkeys(MODES, f"not built: {last[0]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        found: dict[str, Any] = ours.recv() if ours.poll(limit_s) else _unknown(f"not done after {limit_s} s")
+    except EOFError:
+        found = _unknown("its process ended: out of memory")
+    child.kill()
+    child.join()
     return found
+
+
+def _answer(pipe: Any, family: str, memory_gib: float) -> None:
+    os.nice(10)
+    resource.setrlimit(resource.RLIMIT_AS, (int(memory_gib * 2**30),) * 2)
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        found = verdicts(family)
+    pipe.send(found)
+
+
+def _unknown(why: str) -> dict[str, Any]:
+    return dict.fromkeys(MODES, f"not built: {why}")
 
 
 def overall(found: dict[str, Any]) -> str:

@@ -41,28 +41,45 @@ def batch() -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": mask}
 
 
+def handed_over(given: list[Any], size: int, tokens: torch.Tensor | None) -> torch.Tensor | None:
+    """[N, E]: how often each token is with each expert, from what experts are called with: indices, a mask, every token
+    once for each expert with zeros, or rows sorted by expert with their numbers."""
+    whole = [each for each in given if isinstance(each, torch.Tensor) and not each.is_floating_point()]
+    rows = given[0].detach()
+    if whole:
+        idx = whole[0].detach()
+        if idx.ndim == 3 or (idx.ndim == 2 and idx.shape[-1] == size and int(idx.max()) <= 1 < size):
+            return idx.reshape(-1, size).clone()
+        size = max(size, int(idx.max()) + 1)
+        return torch.nn.functional.one_hot(idx.reshape(-1, idx.shape[-1]).long(), size).sum(1)
+    if numbers := [each for each in given if isinstance(each, list) and len(each) == size]:
+        if tokens is None or rows.shape[-1] != tokens.shape[-1]:
+            return None
+        token = (rows[:, None] == tokens[None]).all(-1).int().argmax(-1)
+        expert = torch.repeat_interleave(torch.arange(size), torch.tensor(numbers[0]))
+        counts = torch.zeros(tokens.shape[0], size, dtype=torch.int64)
+        return counts.index_put((token, expert), torch.ones_like(token), accumulate=True)
+    if rows.ndim == 2 and len(given) == 1 and rows.shape[0] % size == 0:
+        return (rows.reshape(size, -1, rows.shape[-1]) != 0).any(-1).T.long()
+    return None
+
+
 @contextmanager
 def experts_inputs(model: Any) -> Iterator[list[tuple[str, torch.Tensor, int]]]:
     """(experts' module, one-hot or indices [tokens, ...] as tokens × experts counts, E) of every call, in order."""
     calls: list[tuple[str, torch.Tensor, int]] = []
     handles = []
+    tokens: dict[str, torch.Tensor] = {}
+
+    def keep(name: str) -> Callable[..., None]:
+        return lambda module, args: tokens.__setitem__(name, args[0].detach().flatten(0, -2))
 
     def hook(name: str) -> Callable[..., None]:
         def note(module: Any, args: Any, kwargs: Any) -> None:
-            given = [*args, *kwargs.values()]
-            whole = [
-                each for each in given if isinstance(each, torch.Tensor) and not each.is_floating_point()
-            ]
-            if not whole:
-                return
-            idx = whole[0].detach()
             size = int(getattr(module, "total_experts", None) or module.num_experts)
-            if idx.ndim == 3 or (idx.ndim == 2 and idx.shape[-1] == size and int(idx.max()) <= 1 < size):
-                counts = idx.reshape(-1, size).clone()
-            else:
-                size = max(size, int(idx.max()) + 1)
-                counts = torch.nn.functional.one_hot(idx.reshape(-1, idx.shape[-1]).long(), size).sum(1)
-            calls.append((name, counts, size))
+            counts = handed_over([*args, *kwargs.values()], size, tokens.get(name.rpartition(".")[0]))
+            if counts is not None:
+                calls.append((name, counts, counts.shape[-1]))
 
         return note
 
@@ -71,6 +88,9 @@ def experts_inputs(model: Any) -> Iterator[list[tuple[str, torch.Tensor, int]]]:
             hasattr(module, "num_experts") or hasattr(module, "total_experts")
         ):
             handles.append(module.register_forward_pre_hook(hook(name), with_kwargs=True))
+            around = model.get_submodule(name.rpartition(".")[0])
+            if type(around).forward is not torch.nn.Module.forward:
+                handles.append(around.register_forward_pre_hook(keep(name.rpartition(".")[0])))
     try:
         yield calls
     finally:
@@ -116,7 +136,13 @@ def half(model: Any) -> Any:
 
 
 def check(family: str, mode: str) -> str:
-    model, inputs = build(family).train(), batch()
+    """The verdict on one family in one precision."""
+    return check_model(build(family), mode)
+
+
+def check_model(model: Any, mode: str = "fp32") -> str:
+    """The verdict on one model, in one word and, where it is not "right", a reason."""
+    model, inputs = model.train(), batch()
     if mode == "bf16":
         model = half(model)
     autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=mode == "autocast")
@@ -182,7 +208,8 @@ def describe(family: str) -> dict[str, Any]:
     }
 
 
-def main(family: str) -> int:
+def verdicts(family: str) -> dict[str, Any]:
+    """Mode → verdict, and what the plan says of the routing."""
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     found: dict[str, Any] = {}
@@ -198,9 +225,8 @@ def main(family: str) -> int:
         found["routing"] = describe(family)
     except Exception:  # noqa: BLE001 - it was refused, which the verdicts say
         found["routing"] = None
-    print(json.dumps(found))
-    return 0
+    return found
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    print(json.dumps(verdicts(sys.argv[1])))

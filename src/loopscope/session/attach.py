@@ -88,7 +88,9 @@ def attach(
     ):
         raise ConfigError(f"num_microbatches is {num_microbatches!r}, expected an integer >= 1.")
     optimizers = innermost(optimizer)
-    backend = backend or ("transformers" if plan is None and _wraps_transformers(model) else backend_of(model))
+    backend = backend or (
+        "transformers" if plan is None and _wraps_transformers(model) else backend_of(model)
+    )
     plan = load_overrides(plan) if isinstance(plan, (str, Path)) else plan
     adapter = resolve_adapter(task, backend)(model, overrides=plan, **options)
     given = {

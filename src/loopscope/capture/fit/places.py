@@ -26,6 +26,12 @@ def places_of(unit: Unit, trials: Sequence[Trial], tokens: int) -> tuple[Places 
     chosen = next((key for key in rows if unit.enters(key) and _is_index(rows[key], least)), None)
     if chosen is None and unit.listed():
         chosen = _explains_the_rows(unit, trials, rows)
+    if chosen is None and (combine := _explains_zero_rows(unit, trials, rows)) is not None:
+        top_k = int((rows[combine].reshape(tokens, -1)[0] != 0).sum())
+        others = [key for key in rows if key[0] == combine[0] and key != combine]
+        logits = tuple(key for key in others if rows[key].shape[-1] == rows[combine].shape[-1])
+        vectors = _distinct_vectors(first, {least}, combine[0], unit)
+        return Places(logits, combine, None, vectors, least, top_k, "combine"), ""
     if chosen is None:
         scored = any(
             value.shape[-1] in unit.experts.values() and not unit.holds(key[0])
@@ -52,7 +58,9 @@ def places_of(unit: Unit, trials: Sequence[Trial], tokens: int) -> tuple[Places 
     if not logits:
         return None, "no scores over all experts cross a module boundary"
     sizes = {rows[key].shape[-1] for key in logits}
-    return Places(tuple(logits), idx, weights, _distinct_vectors(first, sizes, router, unit), least), ""
+    return Places(
+        tuple(logits), idx, weights, _distinct_vectors(first, sizes, router, unit), least, top_k
+    ), ""
 
 
 def _per_token(value: Tensor, tokens: int) -> bool:
@@ -83,6 +91,27 @@ def _explains_the_rows(unit: Unit, trials: Sequence[Trial], rows: Mapping[Key, T
         return True
 
     return next((key for key in rows if key[0] and _is_index(rows[key], size) and explains(key)), None)
+
+
+def _explains_zero_rows(unit: Unit, trials: Sequence[Trial], rows: Mapping[Key, Tensor]) -> Key | None:
+    """Scores [tokens, E] that are 0 where the experts' input, every token once for each expert, is 0."""
+
+    def explains(key: Key, given: Key) -> bool:
+        for trial in trials:
+            scores, handed = trial.read(key), trial.read(given)
+            handed = handed.reshape(-1, handed.shape[-1])
+            if handed.shape[0] != scores.numel() or not scores.is_floating_point():
+                return False
+            taken = scores.reshape(-1, scores.shape[-1]) != 0
+            if not torch.equal(taken.transpose(0, 1).reshape(-1), (handed != 0).any(dim=-1)):
+                return False
+            if len(taken.sum(dim=-1).unique()) != 1 or taken.all():
+                return False
+        return True
+
+    entering = [key for key in trials[0].values if unit.enters(key)]
+    outputs = [key for key in rows if key[0] and key[1].startswith("output") and not unit.holds(key[0])]
+    return next((key for key in outputs for given in entering if explains(key, given)), None)
 
 
 def _origin(key: Key, rows: Mapping[Key, Tensor], unit: Unit, trials: Sequence[Trial]) -> Key:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from loopscope.capture import proof
+from loopscope.capture.assignment import routing_of_call
 from loopscope.capture.errors import PlanError, ReconcileError
 from loopscope.capture.fit.trial import Key, Trial
 from loopscope.capture.routing import GroupScore, Order, RoutingSpec, ScoreFunc
@@ -24,6 +25,10 @@ class Places:
     biases: tuple[Key, ...]
     num_experts: int
     """Experts that compute; scores may know more."""
+    top_k: int
+    """Experts of a token."""
+    assignment: str = "topk_idx"
+    """What `idx` is, of the plan's words: indices, or "combine", which is 0 where a token does not run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +102,7 @@ def _stages(places: Places, logits: Key, groups: Sequence[tuple[int, int]]) -> I
 
 def _candidates(seen: Sequence[Look], places: Places, logits: Key, stage: _Stage) -> Iterator[Fit]:
     first = next(each.trial for each in seen if not each.saturated)
-    width, top_k = first.read(logits).shape[-1], first.read(places.idx).shape[-1]
+    width, top_k = first.read(logits).shape[-1], places.top_k
     num_experts = min(width, places.num_experts)
     if top_k > num_experts:
         return
@@ -120,7 +125,7 @@ def _candidates(seen: Sequence[Look], places: Places, logits: Key, stage: _Stage
                 groups_per_token=None if group is None else group[1],
                 **stage.shared,
             )
-            tensors = {"router_logits": logits, "topk_idx": places.idx}
+            tensors = {"router_logits": logits, places.assignment: places.idx}
             places_of = {"topk_weights": places.weights, "expert_bias": bias, "router_probs": probs}
             tensors |= {name: key for name, key in places_of.items() if key is not None}
             fit = Fit(spec, tensors)
@@ -136,10 +141,10 @@ def _divides(group: tuple[int, int], num_experts: int, top_k: int) -> bool:
 
 def _scale(fit: Fit, trial: Trial) -> float | None:
     """The one factor between the weights and what the description makes of the scores; None where there is none."""
-    raw = _routing(fit, trial, weights=True)
-    if raw.weights is None or fit.spec.weights != "from_scores":
-        return 1.0
     try:
+        raw = _routing(fit, trial, weights=True)
+        if raw.weights is None or fit.spec.weights != "from_scores":
+            return 1.0
         proof.check_shapes(raw, fit.spec, "router")
         expected = proof.expected_weights(raw, fit.spec, proof.scores_of(raw.logits, fit.spec))
     except (ReconcileError, PlanError, RuntimeError):
@@ -156,8 +161,8 @@ def _explains_all(fit: Fit, seen: Sequence[Look]) -> bool:
 
 
 def _explains(fit: Fit, seen: Look) -> bool:
-    raw = _routing(fit, seen.trial, weights=not seen.saturated)
     try:
+        raw = _routing(fit, seen.trial, weights=not seen.saturated)
         proof.check_shapes(raw, fit.spec, "router")
     except ReconcileError:
         return False
@@ -166,18 +171,12 @@ def _explains(fit: Fit, seen: Look) -> bool:
 
 
 def _routing(fit: Fit, trial: Trial, *, weights: bool) -> proof.Routing:
-    def flat(name: str) -> Tensor | None:
-        if name not in fit.tensors:
-            return None
-        tensor = trial.read(fit.tensors[name])
-        return tensor.reshape(-1, tensor.shape[-1]) if tensor.ndim > 1 else tensor
-
-    logits, idx = flat("router_logits"), flat("topk_idx")
-    assert logits is not None
-    assert idx is not None
-    return proof.Routing(
-        logits, idx, flat("topk_weights") if weights else None, flat("expert_bias"), flat("router_probs")
-    )
+    """Raises ReconcileError where the tensors do not fit together."""
+    router = {name: trial.read(key) for name, key in fit.tensors.items()}
+    logits = router["router_logits"]
+    tokens = logits.shape[:-1].numel()
+    raw = routing_of_call(router, fit.spec, (1, tokens), "router")
+    return raw if weights else replace(raw, weights=None)
 
 
 def _told_apart(found: list[Fit], seen: Sequence[Look]) -> list[Fit]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 import torch
@@ -64,8 +64,8 @@ def examine(unit: Unit, widths: Sequence[int]) -> Found:
         groups = _groupings(unit.module)
         found = fits(looks, places, groups)
         if len(found) > 1:
-            top_k = looks[0].trial.read(places.idx).shape[-1]
-            found = _settled(found, fits(_with_larger_k(unit, way, top_k), places, groups))
+            larger = replace(places, top_k=places.top_k + 1)
+            found = _settled(found, fits(_with_larger_k(unit, way, places.top_k), larger, groups))
         if len(found) == 1:
             zero = _one(unit, way, 0, zero=True).read(found[0].tensors["router_logits"])
             return Found(found, routes=True, gate_bias=bool(zero.abs().max() > 0))
