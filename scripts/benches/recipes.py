@@ -23,6 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/recipes/README.md"
 PACKAGES: dict[str, tuple[str, ...]] = {
+    "open-mythos": ("open-mythos==0.5.0",),
     "log-depth-recurrent-modeling": ("log-depth-recurrent-modeling==0.1.5", "torch-einops-utils", "x-mlps-pytorch",
                                      "assoc-scan", "einx", "frozendict"),
     "rlt-pytorch": ("rlt-pytorch==0.1.9", "rotary-embedding-torch", "x-mlps-pytorch", "torch-einops-utils", "einx",

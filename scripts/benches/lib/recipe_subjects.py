@@ -94,6 +94,46 @@ def _scrambled(model: Any, std: float = 0.2) -> Any:
     return model.train()
 
 
+def open_mythos() -> Subject:
+    from open_mythos.main import MythosConfig, OpenMythos
+
+    config = MythosConfig(
+        vocab_size=VOCABULARY,
+        dim=WIDTH,
+        n_heads=4,
+        n_kv_heads=2,
+        max_seq_len=LENGTH,
+        max_loop_iters=3,
+        prelude_layers=2,
+        coda_layers=1,
+        attn_type="gqa",
+        n_experts=6,
+        n_shared_experts=1,
+        n_experts_per_tok=2,
+        expert_dim=16,
+        lora_rank=4,
+    )
+    subject = Subject(model := _scrambled(OpenMythos(config), 0.1))
+    moe = model.recurrent.block.ffn
+    nn.init.normal_(moe.router.weight, std=0.5)
+    nn.init.normal_(moe.router_bias)  # as a balancing loop would leave it
+    subject.loss = lambda ids: _shifted(model(ids), ids)
+    subject.experts(moe.routed_experts)
+    for layer in (*model.prelude, *model.coda):
+        subject.block(layer)
+    subject.block(model.recurrent.block, top_k=2)
+
+    def places(visits: list[Visit]) -> None:
+        # The loop ends early where every token has halted.
+        for number, visit in enumerate(visits):
+            depth = number - 2
+            visit.block = "head" if depth < 0 else "tail" if visit is visits[-1] else "loop"
+            visit.loop_step = depth if visit.block == "loop" else None
+
+    subject.places = places
+    return subject
+
+
 def log_depth_recurrent_modeling() -> Subject:
     from log_depth_recurrent_modeling import ARGRC
 
@@ -260,6 +300,7 @@ def nanbeige_mlx() -> Subject:
 
 
 SUBJECTS: Mapping[str, Callable[[], Subject]] = {
+    "open-mythos": open_mythos,
     "log-depth-recurrent-modeling": log_depth_recurrent_modeling,
     "rlt-pytorch": rlt_pytorch,
     "spiral-lm": spiral_lm,

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from loopscope.capture.errors import CoverageError
+from loopscope.capture.local_variables import LocalVariables, local_names
 from loopscope.capture.source import Call
 from loopscope.capture.spec import CapturePlan
 from loopscope.capture.window import Boundary, Window, boundaries_of
@@ -49,7 +50,11 @@ def listening(model: nn.Module, plan: CapturePlan) -> Iterator[Window]:
                     f"the model has no module {name!r} any more; it was there when the plan was made. Change the "
                     "structure of the model before attaching."
                 )
-            handle = modules[name].register_forward_hook(_hook(window, boundary), with_kwargs=True)
+            module, local = modules[name], None
+            if names := local_names(boundary.sources.values()):
+                local = LocalVariables(module, module.forward, names)
+                stack.callback(_watch(module, local))
+            handle = module.register_forward_hook(_hook(window, boundary, local), with_kwargs=True)
             stack.callback(handle.remove)
         if has_compiled(model):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -76,12 +81,34 @@ def runs_inside_compiled_code() -> bool:
     return False
 
 
-def _hook(window: Window, boundary: Boundary) -> Callable[..., None]:
+def _hook(window: Window, boundary: Boundary, local: LocalVariables | None) -> Callable[..., None]:
     def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         with torch.no_grad():
-            window.record(boundary, Call(module, args, kwargs, output))
+            window.record(boundary, Call(module, args, kwargs, output, local and local.take()))
 
     return record
+
+
+def _watch(module: nn.Module, local: LocalVariables) -> Callable[[], None]:
+    """Watch the local variables of each call of `module`; returns what undoes it."""
+
+    def started(module: nn.Module, args: tuple[Any, ...]) -> None:
+        local.start()
+
+    def stopped(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        local.stop()
+
+    # Also stopped where the forward raises, and before anything else hears that it has ended.
+    handles = (
+        module.register_forward_pre_hook(started),
+        module.register_forward_hook(stopped, always_call=True, prepend=True),
+    )
+
+    def remove() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return remove
 
 
 class RootHook:

@@ -6,10 +6,11 @@ from both. Arrays become torch tensors without a copy (DLPack), and from there o
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from loopscope.capture.errors import PlanError, ReconcileError
+from loopscope.capture.local_variables import LocalVariables, check_local_names, local_names
 from loopscope.capture.mlx_hooks import hook
 from loopscope.capture.plan_adapter import PlanAdapter, plan_of_layers
 from loopscope.capture.routing import RoutingSpec
@@ -88,6 +89,10 @@ class MlxAdapter(PlanAdapter):
         if not callable(getattr(model, "named_modules", None)) or not hasattr(model, "layers"):
             raise ConfigError(f"got {type(model).__name__}, expected a model of mlx-lm with `layers`.")
         super().__init__(model, **options)
+        modules = self.modules()
+        for name, spec in self.plan.items():
+            where = f"plan[{name!r}]"
+            check_local_names(local_names(spec.sources(where).values()), type(modules[name]).__call__, where)
 
     def modules(self) -> dict[str, Any]:
         """Every module by name, layers in the order of their numbers: mlx itself lists them in none."""
@@ -146,7 +151,7 @@ class MlxAdapter(PlanAdapter):
         modules = self.modules()
         with ExitStack() as stack:
             for name, boundary in boundaries_of(self.plan).items():
-                stack.callback(hook(modules[name], _recording(window, boundary)))
+                stack.callback(hook(modules[name], _recording(window, boundary, modules[name])))
             yield window
 
     def install(self, before: Callable[[], None], after: After) -> Callable[[], None]:
@@ -208,10 +213,14 @@ class MlxWindow(Window):
         return super().points(verify=verify)
 
 
-def _recording(window: Window, boundary: Boundary) -> Any:
+def _recording(window: Window, boundary: Boundary, module: Any) -> Any:
+    names = local_names(boundary.sources.values())
+    local = LocalVariables(module, type(module).__call__, names) if names else None
+
     def around(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
-        output = call()
-        window.record(boundary, Call(module, args, kwargs, output))
+        with nullcontext() if local is None else local.during():
+            output = call()
+        window.record(boundary, Call(module, args, kwargs, output, local and local.take()))
         return output
 
     return around

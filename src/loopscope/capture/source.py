@@ -4,6 +4,7 @@
 ``output.logits``, ``output[logits]``                          its attribute; of a dict, the value of a key
 ``input[0]``, ``kwarg.hidden_states``                          what it was called with
 ``module.gate.bias``                                           its own parameter, buffer or attribute
+``local.topk_idx``                                             a variable of its own code, as it was at its return
 ``decode.NAME``                                                a function that was registered under this name
 """
 
@@ -15,7 +16,7 @@ from typing import Any
 from loopscope.capture.errors import PlanError, ReconcileError
 from loopscope.capture.values import offloaded
 
-ROOTS = ("output", "input", "kwarg", "module", "decode")
+ROOTS = ("output", "input", "kwarg", "module", "local", "decode")
 _TOKEN = re.compile(r"\.([A-Za-z_][A-Za-z_0-9]*)|\[(-?\d+)\]|\[(['\"]?)([A-Za-z_][\w.\-]*)\3\]")
 
 
@@ -43,6 +44,8 @@ class Call:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     output: Any
+    local: Mapping[str, Any] | None = None
+    """The local variables that sources name, at its return; None where they were not seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +126,18 @@ class Source:
                 f"source {self.text!r} of {type(call.module).__name__}: it was called with keywords "
                 f"{sorted(call.kwargs)} and {len(call.args)} positional argument(s). Name one of those."
             )
-        start = {"output": call.output, "input": call.args, "module": call.module, "kwarg": call.kwargs}
-        value: Any = start[self.root]
+        if self.root == "local" and call.local is None:
+            raise ReconcileError(
+                f"source {self.text!r} of {type(call.module).__name__}: its local variables were not seen, since "
+                "another profiler is at work, or other code than its forward's ran. Trace without the profiler."
+            )
+        value: Any = {
+            "output": call.output,
+            "input": call.args,
+            "module": call.module,
+            "kwarg": call.kwargs,
+            "local": call.local,
+        }[self.root]
         owners: list[tuple[Any, str]] = []
         for position, step in enumerate(self.path):
             if self.root == "module":
@@ -154,10 +167,10 @@ def parse_source(text: Any, where: str) -> Source:
     rest = text[len(root) :]
     path = tuple(name or key or int(index) for name, index, _, key in _TOKEN.findall(rest))
     whole = "".join(match[0] for match in _TOKEN.finditer(rest)) == rest
-    if root not in ROOTS or not whole or (root in ("kwarg", "module", "decode") and not path):
+    if root not in ROOTS or not whole or (root in ("kwarg", "module", "local", "decode") and not path):
         raise PlanError(
-            f"{where}: source {text!r} cannot be read; expected one of output, output[0], output.name, "
-            "output[key], input[0], kwarg.name, module.name, decode.name, with further [index] or .name behind."
+            f"{where}: source {text!r} cannot be read; expected one of output, output[0], output.name, output[key], "
+            "input[0], kwarg.name, module.name, local.name, decode.name, with further [index] or .name behind."
         )
     if root == "decode" and path[0] not in DECODERS:
         raise PlanError(

@@ -16,6 +16,7 @@ from loopscope.capture.hooks import (
     plain_modules,
     runs_inside_compiled_code,
 )
+from loopscope.capture.local_variables import check_local_names, local_names
 from loopscope.capture.padding import PaddingReader
 from loopscope.capture.plan_adapter import PlanAdapter
 from loopscope.capture.window import Window
@@ -47,7 +48,11 @@ class TorchModelAdapter(PlanAdapter):
         return plain_modules(self.model)
 
     def check_plan(self) -> None:
-        """Raise where the plan would record nothing."""
+        """Raise where the plan would record nothing, or names a variable that a module's code does not have."""
+        modules = self.modules()
+        for name, spec in self.plan.items():
+            where = f"plan[{name!r}]"
+            check_local_names(local_names(spec.sources(where).values()), modules[name].forward, where)
         if not self.plan.blocks():
             raise CoverageError(
                 f"nothing of {type(self.model).__name__} would be captured: no boundary gives visits. "
