@@ -84,7 +84,7 @@ def runs_inside_compiled_code() -> bool:
 def _hook(window: Window, boundary: Boundary, local: LocalVariables | None) -> Callable[..., None]:
     def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         with torch.no_grad():
-            window.record(boundary, Call(module, args, kwargs, output, local and local.take()))
+            window.record(boundary, Call(module, args, kwargs, output, local.take() if local else None))
 
     return record
 

@@ -220,7 +220,7 @@ def _recording(window: Window, boundary: Boundary, module: Any) -> Any:
     def around(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
         with nullcontext() if local is None else local.during():
             output = call()
-        window.record(boundary, Call(module, args, kwargs, output, local and local.take()))
+        window.record(boundary, Call(module, args, kwargs, output, local.take() if local else None))
         return output
 
     return around
