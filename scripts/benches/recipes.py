@@ -30,6 +30,9 @@ PACKAGES: dict[str, tuple[str, ...]] = {
                     "frozendict"),
     "spiral-lm": ("spiral-lm==0.1.1",),
     "latent-moe": ("latent-moe==0.0.3",),
+    "st-moe-pytorch": ("st-moe-pytorch==0.1.8", "colt5-attention", "local-attention", "hyper-connections"),
+    "mixture-of-experts": ("mixture-of-experts==0.2.3",),
+    "soft-mixture-of-experts": ("soft-mixture-of-experts==0.2.0",),
     "mixturekit": ("mixturekit==1.1.1",),
     "nanbeige-mlx": ("nanbeige-mlx==0.2.1",),
 }  # fmt: skip

@@ -47,7 +47,7 @@ def compared(run: Any, expected: list[list[Visit]]) -> dict[str, list[str]]:
             name: {row["unrolled_pos"]: row for row in table if row["step"] == step}
             for name, table in tables.items()
         }
-        routed = [number for number, visit in enumerate(visits) if visit.counts is not None]
+        routed = [number for number, visit in enumerate(visits) if visit.top_k]
         if [*rows["residual"]] != [*range(len(visits))] or [*rows["router"]] != routed:
             have = f"{[*rows['residual']]}, {[*rows['router']]}"
             found["places"].append(f"step {step}: rows of {have}, {len(visits)} and {routed} expected")
@@ -64,13 +64,24 @@ def compared(run: Any, expected: list[list[Visit]]) -> dict[str, list[str]]:
             place = (residual["block"], residual["loop_step"])
             if place != (visit.block, visit.loop_step):
                 found["places"].append(f"step {step}, visit {number}: {place}")
-            if visit.counts is not None:
+            if visit.top_k:
                 router = rows["router"][number]
                 got = (router["expert_count"], router["num_experts"], router["top_k"])
-                right = (visit.counts, len(visit.counts), visit.top_k)
+                right = (visit.counts, len(visit.counts or visit.mass or ()), visit.top_k)
                 if got != right:
                     found["counts"].append(f"step {step}, visit {number}: {got}, {right} expected")
+                if visit.mass is not None and not _close(router["expert_mass"], visit.mass):
+                    found["counts"].append(
+                        f"step {step}, visit {number}: {router['expert_mass']}, {visit.mass}"
+                    )
     return found
+
+
+def _close(found: list[float], shares: list[float]) -> bool:
+    total = math.fsum(found)
+    return all(
+        math.isclose(one / total, share, rel_tol=1e-5) for one, share in zip(found, shares, strict=True)
+    )
 
 
 def main() -> int:
@@ -106,7 +117,7 @@ def main() -> int:
             ][:2]
             figures |= {kind: texts[:2] or "equal" for kind, texts in differing.items()}
             figures["visits"] = sum(map(len, expected))
-            figures["routed"] = sum(visit.counts is not None for visits in expected for visit in visits)
+            figures["routed"] = sum(visit.top_k > 0 for visits in expected for visit in visits)
         if not figures["routed"]:
             figures["counts"] = "dense"
         figures["ok"] = not any(differing.values()) and figures["lines"] <= LINES and figures["visits"] > 0

@@ -27,6 +27,8 @@ class Visit:
     counts: list[int] | None = None
     """Assignments that reached each expert; None for a dense block."""
     top_k: int = 0
+    mass: list[float] | None = None
+    """Share of each expert in the combine weights, where routing is soft and counts nothing."""
     block: str = "loop"
     loop_step: int | None = 0
 
@@ -43,6 +45,8 @@ class Subject:
     visits: list[Visit] = field(default_factory=list)
     seen: list[int] = field(default_factory=list)
     """Assignments since the last block."""
+    masses: list[float] | None = None
+    """Shares of experts since the last block, where routing is soft."""
     step: Callable[[Any], float] | None = None
     """One training step, for what is no torch model."""
 
@@ -57,8 +61,9 @@ class Subject:
     def end(self, hidden: torch.Tensor, top_k: int = 0) -> None:
         """A block has ended."""
         norms = hidden.detach().double().norm(dim=-1).flatten().tolist()
-        self.visits.append(Visit(norms, list(self.seen) if top_k else None, top_k))
-        self.seen = [0] * len(self.seen)
+        counts = list(self.seen) if top_k and self.masses is None else None
+        self.visits.append(Visit(norms, counts, top_k, self.masses))
+        self.seen, self.masses = [0] * len(self.seen), None
 
     def experts(self, experts: Any) -> None:
         """Count the rows that each expert is handed; a row of zeros is an empty place."""
@@ -254,6 +259,103 @@ def mixturekit() -> Subject:
     return subject
 
 
+class Stack(nn.Module):
+    """Blocks of a package between an embedding and a head, for packages that give no whole model."""
+
+    def __init__(self, blocks: list[nn.Module]) -> None:
+        super().__init__()
+        self.embedding, self.blocks = nn.Embedding(VOCABULARY, WIDTH), nn.ModuleList(blocks)
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits, and the sum of what blocks return behind their hidden states."""
+        hidden, aux = self.embedding(ids), torch.zeros(())
+        for block in self.blocks:
+            out = block(hidden)
+            hidden, aux = (out[0], aux + out[1]) if isinstance(out, tuple) else (out, aux)
+        return self.head(hidden), aux
+
+
+def _stacked(model: Stack) -> Callable[[torch.Tensor], torch.Tensor]:
+    def loss(ids: torch.Tensor) -> torch.Tensor:
+        logits, aux = model(ids)
+        return _shifted(logits, ids) + aux
+
+    return loss
+
+
+def st_moe_pytorch() -> Subject:
+    from st_moe_pytorch import MoE, SparseMoEBlock
+
+    blocks = [
+        SparseMoEBlock(MoE(dim=WIDTH, num_experts=5, gating_top_n=3, capacity_factor_train=1.0))
+        for _ in range(2)
+    ]
+    subject = Subject(model := Stack(blocks).train())
+    subject.loss = _stacked(model)
+    for block in model.blocks:
+        nn.init.normal_(block.moe.gate.to_gates.weight)
+        subject.experts(block.moe.experts.experts)
+        subject.block(block, top_k=3, take=lambda args, output: output[0])
+    return subject
+
+
+class Added(nn.Module):
+    """A MoE with a residual around it, as the package's README has it."""
+
+    def __init__(self, moe: nn.Module) -> None:
+        super().__init__()
+        self.moe = moe
+
+    def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out, aux = self.moe(hidden)
+        return hidden + out, aux
+
+
+def mixture_of_experts() -> Subject:
+    from mixture_of_experts import MoE
+
+    model = Stack([Added(MoE(dim=WIDTH, num_experts=6)) for _ in range(2)]).train()
+    subject = Subject(model)
+    subject.loss = _stacked(model)
+    for block in model.blocks:
+        block.moe.experts.register_forward_pre_hook(_handed(subject))
+        subject.block(block, top_k=2, take=lambda args, output: output[0])
+    return subject
+
+
+def _handed(subject: Subject) -> Callable[..., None]:
+    def hook(module: Any, args: Any) -> None:
+        # [E, B·C, d]; a place that nobody was sent to is zero.
+        subject.seen = (args[0] != 0).any(dim=-1).sum(dim=-1).tolist()
+
+    return hook
+
+
+def soft_mixture_of_experts() -> Subject:
+    from soft_mixture_of_experts.transformer import SoftMoEEncoder, SoftMoEEncoderLayer
+
+    layer = SoftMoEEncoderLayer(
+        WIDTH, 4, dim_feedforward=24, num_experts=4, slots_per_expert=3, norm_first=True
+    )
+    subject = Subject(model := Stack([SoftMoEEncoder(layer, num_layers=2)]).train())
+    subject.loss = _stacked(model)
+    for each in model.blocks[0].layers:
+        nn.init.normal_(each.moe.phi, std=0.5)
+        each.moe.register_forward_pre_hook(_shared(subject))
+        subject.block(each, top_k=4)
+    return subject
+
+
+def _shared(subject: Subject) -> Callable[..., None]:
+    def hook(module: Any, args: Any) -> None:
+        scores = torch.einsum("bmd,dnp->bmnp", args[0].detach().double(), module.phi.detach().double())
+        weights = scores.flatten(2).softmax(-1).unflatten(2, scores.shape[2:]).sum(-1)
+        subject.masses = weights.flatten(0, 1).mean(0).tolist()
+
+    return hook
+
+
 def nanbeige_mlx() -> Subject:
     import mlx.core as mx
     import mlx.nn as mnn
@@ -305,6 +407,9 @@ SUBJECTS: Mapping[str, Callable[[], Subject]] = {
     "rlt-pytorch": rlt_pytorch,
     "spiral-lm": spiral_lm,
     "latent-moe": latent_moe,
+    "st-moe-pytorch": st_moe_pytorch,
+    "mixture-of-experts": mixture_of_experts,
+    "soft-mixture-of-experts": soft_mixture_of_experts,
     "mixturekit": mixturekit,
     "nanbeige-mlx": nanbeige_mlx,
 }
