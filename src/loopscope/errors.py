@@ -47,6 +47,10 @@ class RunExistsError(StoreError, FileExistsError):
     __str__ = Exception.__str__
 
 
+class SupersededError(StoreError):
+    """Another process has taken the run over: what this one writes from here on is superseded."""
+
+
 class SchemaError(StoreError, ValueError):
     """Rows or files do not fit the table's schema."""
 

@@ -49,7 +49,7 @@ def test_a_replay_is_what_the_engine_says_that_sees_every_row(seed, sick, steps,
                     written += 1
                     if written in cuts:  # a step's rows in two files
                         with writer._mutex:
-                            writer._retire()
+                            writer._chain.retire()
                 for table, rows in tables.items():
                     if table in ("loss", "health"):
                         for row in rows:

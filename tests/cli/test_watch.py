@@ -75,7 +75,7 @@ def test_whether_a_run_lives(tmp_path):
     store = RunStore.create(tmp_path / "run")
     writer = store.writer(attempt=store.claim_attempt(first_step=1))
     writer.append("loss", {"step": 1, "aggregation_scope": "global"})
-    assert liveness(tmp_path / "run") == "live"
+    assert liveness(tmp_path / "run") == "running"
     store.close()
     assert liveness(tmp_path / "run") == "finished"
 

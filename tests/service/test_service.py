@@ -209,7 +209,7 @@ def test_a_comparison_is_aligned_by_tokens_and_follows_its_runs(tmp_path, monkey
     writer.flush()
     after = browser.get(f"/api/compare/version?{asked}").json()
     assert before["version"] != after["version"]
-    assert after["state"] == "live"
+    assert after["state"] == "running"
     assert len(Page(browser.get(f"/compare?{asked}").text).rows("c-task_loss")) == 7
     shutil.rmtree(tmp_path / "a")
     assert browser.get(f"/api/compare/version?{asked}").status_code == 404
@@ -225,7 +225,7 @@ def test_a_live_run_is_seen_as_it_grows_and_read_once_per_change(tmp_path, monke
     browser = client(tmp_path)
     key = keys(browser)["live"]
     before = browser.get(f"/api/runs/{key}/version").json()
-    assert before["state"] == "live"
+    assert before["state"] == "running"
     for _ in range(3):
         assert browser.get(f"/api/runs/{key}").json()["headline"]["step"] == 1
     assert len(read) == 1

@@ -17,6 +17,7 @@ from loopscope import Loopscope, open_run
 from loopscope.errors import ConfigError, RunExistsError
 from loopscope.store import Remote, RunStore, StoreOptions
 from loopscope.store.read.verify import verify_run
+from loopscope.store.write.mirrored import MirroredRun
 from loopscope.trace import LossComponents
 
 LOSS = LossComponents(
@@ -134,14 +135,14 @@ def test_a_remote_that_comes_late_gets_everything_and_failures_are_health_rows(
 
     monkeypatch.setattr(Remote, "of", of)
     failed = threading.Event()
-    real = RunStore._note_failed_upload
+    real = MirroredRun._note
 
-    def note(store: RunStore, reason: str, count: int) -> None:
-        real(store, reason, count)
-        if count and store._writers:
+    def note(mirror: MirroredRun, reason: str, count: int) -> None:
+        real(mirror, reason, count)
+        if count and not mirror._failed:
             failed.set()
 
-    monkeypatch.setattr(RunStore, "_note_failed_upload", note)
+    monkeypatch.setattr(MirroredRun, "_note", note)
     scope = Loopscope(config(tmp_path, "s3://bucket/run"))
     scope.open(expected_visits=())
     store = scope._store
@@ -188,8 +189,8 @@ def test_an_upload_that_hangs_does_not_hold_the_end(tmp_path: Path, monkeypatch:
     store.mirror_to(Hanging(tmp_path / "copy", 0))
     store.writer(attempt=store.claim_attempt(first_step=1)).append("loss", {"step": 1})
     store.close()
-    assert store._uploader is not None
-    assert "no file went up" in str(store._uploader.last_error)
+    assert store._mirror.uploader is not None
+    assert "no file went up" in str(store._mirror.uploader.last_error)
     let_go.set()
 
 

@@ -346,7 +346,7 @@ def test_a_copy_that_was_removed_is_uploaded_again_and_noted(tmp_path: Path) -> 
     for step in range(1, 201):
         writer.append("loss", loss(step))
     wait_for(lambda: len(list(base.glob("tables/loss/*.parquet"))) > 2)
-    uploader = store._uploader
+    uploader = store._mirror.uploader
     assert uploader is not None
     wait_for(lambda: len(uploader._done) == len(sealed_files(tmp_path / "run")))
     shutil.rmtree(base)

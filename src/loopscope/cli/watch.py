@@ -78,7 +78,7 @@ class Watch(RuleFlags):
                 look = self._look(console, settings)
                 console.print(look) if live is None else live.update(look, refresh=True)
                 # A terminal that was closed is none any more; nothing that is written to it fails.
-                if liveness(self.path) != "live" or not console.is_terminal:
+                if liveness(self.path) not in ("running", "silent") or not console.is_terminal:
                     return
                 time.sleep(self.every)
                 if live is None:

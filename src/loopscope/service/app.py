@@ -121,7 +121,7 @@ class _Service:
         found = [await self._views.version(entry) for entry in await self._several(request)]
         if any(version == "gone" for version, _ in found):
             raise HTTPException(404, "one of the runs is no longer there")
-        state = "live" if any(state == "live" for _, state in found) else "finished"
+        state = "running" if any(state == "running" for _, state in found) else "finished"
         return Json({"version": "".join(version for version, _ in found), "state": state})
 
     async def _several(self, request: Request) -> list[CatalogEntry]:
@@ -142,7 +142,7 @@ class _Service:
         readable = [entry for entry in entries if not entry.problem]
         states = await run_in_threadpool(lambda: {entry.key: entry.state() for entry in readable})
         # Live ones first; the sort keeps the newest first among equals.
-        chosen = sorted(readable, key=lambda entry: states[entry.key] != "live")[:MOST_GAUGED]
+        chosen = sorted(readable, key=lambda entry: states[entry.key] != "running")[:MOST_GAUGED]
         known, until = [], time.monotonic() + _SCRAPE_S
         for entry in chosen:
             if time.monotonic() > until:

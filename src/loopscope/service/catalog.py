@@ -37,7 +37,7 @@ class CatalogEntry:
     """Why run.json cannot be read; empty where it can."""
 
     def state(self) -> Liveness:
-        """Live, finished or crashed, as of now."""
+        """Its state as of now."""
         return liveness(self.path)
 
     def is_gone(self) -> bool:

@@ -34,7 +34,7 @@ def exposition(runs: Iterable[tuple[CatalogEntry, str, dict[str, Any]]], listed:
             if (sample := found.get(name)) is not None and math.isfinite(sample):
                 lines.append(f"loopscope_{name}{{{_labels(entry)}}} {sample}")
     lines += _head("live", "1 while somebody writes the run")
-    lines += [f"loopscope_live{{{_labels(entry)}}} {int(state == 'live')}" for entry, state, _ in known]
+    lines += [f"loopscope_live{{{_labels(entry)}}} {int(state == 'running')}" for entry, state, _ in known]
     lines += _head("alerts", "alert rules that are broken now, by severity")
     for entry, _, found in known:
         for severity in ("warn", "critical"):

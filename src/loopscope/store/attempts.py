@@ -15,7 +15,7 @@ from loopscope.store.checksum import decode_document, encode_document
 from loopscope.store.disk import Disk, create_file
 from loopscope.store.ids import this_process
 from loopscope.store.manifest import Attempt, Manifest
-from loopscope.store.names import ATTEMPTS_DIR
+from loopscope.store.names import ATTEMPTS_DIR, attempt_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +97,19 @@ def new_attempt(
         loopscope_version=__version__,
         torch_version=torch_version or manifest.versions.get("torch"),
         python_version=platform.python_version(),
+        leaves_record=True,
     )
 
 
 def create_attempt(disk: Disk, root: Path, wanted: Attempt) -> Attempt:
     """Claim the next number; of several processes that ask, each gets another one."""
     folder = root / ATTEMPTS_DIR
-    number = max([0, *_numbers(folder)])
+    number = newest_attempt(root)
     while True:
         number += 1
         attempt = msgspec.structs.replace(wanted, attempt=number)
         try:
-            create_file(disk, folder / f"{number:05d}.json", encode_document(attempt))
+            create_file(disk, folder / attempt_file(number), encode_document(attempt))
         except FileExistsError:
             continue
         return attempt
@@ -134,8 +135,13 @@ def read_attempts(root: Path) -> tuple[list[Attempt], list[str]]:
     return found, faults
 
 
-def find_attempt(root: Path, number: int) -> Attempt:
-    """The record of a claimed attempt.
+def newest_attempt(root: Path) -> int:
+    """The highest number that was claimed; 0 before the first. StoreError where the folder cannot be listed."""
+    return max([0, *_numbers(root / ATTEMPTS_DIR)])
+
+
+def find_attempt(root: Path, number: int, where: Path | None = None) -> Attempt:
+    """The record of a claimed attempt; `where` is the run's path for people.
 
     Raises:
         StoreError: it is not there.
@@ -144,8 +150,8 @@ def find_attempt(root: Path, number: int) -> Attempt:
         if record.attempt == number:
             return record
     raise StoreError(
-        f"attempt {number} of run {root} is not there; expected a number that claim_attempt() returned on rank 0. "
-        "Broadcast it to the other ranks after it was claimed."
+        f"attempt {number} of run {where or root} is not there; expected a number that claim_attempt() "
+        "returned on rank 0. Broadcast it to the other ranks after it was claimed."
     )
 
 

@@ -19,6 +19,11 @@ class Disk:
         """Append; returns how many bytes were taken, possibly fewer than given."""
         return os.write(fd, data)
 
+    def overwrite(self, fd: int, data: bytes, offset: int) -> None:
+        """Write over bytes that the file has already, which takes no space on most file systems."""
+        if (taken := os.pwrite(fd, data, offset)) < len(data):
+            raise OSError(5, f"the disk took {taken} of {len(data)} bytes")
+
     def truncate(self, fd: int, size: int) -> None:
         """Cut the file back."""
         os.ftruncate(fd, size)
@@ -40,8 +45,8 @@ class Disk:
         path.unlink()
 
     def mkdir(self, path: Path) -> None:
-        """Make a folder and its parents."""
-        path.mkdir(parents=True, exist_ok=True)
+        """Make a folder, not its parents: a run that was moved is never begun anew at its old place."""
+        path.mkdir(exist_ok=True)
 
     def fsync_dir(self, path: Path) -> None:
         """Make renames and removals in a folder survive a power failure."""

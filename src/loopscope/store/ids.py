@@ -27,22 +27,37 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     """Boot id and pid namespace: a pid says nothing across either."""
     start: str
-    """Start time in the kernel's ticks: a pid that was given out again has another one."""
+    """Start time in the kernel's ticks: a pid that was given out again has another one. Empty where the system does not
+    tell it, as on macOS."""
+    token: str = ""
+    """Random, made by the process itself: how it knows itself again where there is no start time."""
 
     def alive(self) -> bool | None:
         """True or False for a process of this machine; None where that cannot be seen from here."""
         me = this_process()
         if (self.host, self.namespace) != (me.host, me.namespace):
             return None
+        if self.pid == me.pid and self.token:
+            return self.token == me.token
         if not _exists(self.pid):
             return False
-        return not self.start or _start_time(self.pid) == self.start
+        started = _start_time(self.pid)
+        # A pid alone proves nothing: it may have been given out again.
+        return self.start == started if self.start and started else None
 
 
 def this_process() -> Process:
     """The running process (again after a fork)."""
     pid = os.getpid()
-    return Process(host=platform.node(), pid=pid, namespace=_namespace(), start=_start_time(pid))
+    return Process(
+        host=platform.node(), pid=pid, namespace=_namespace(), start=_start_time(pid), token=_token(pid)
+    )
+
+
+@lru_cache(maxsize=1)
+def _token(pid: int) -> str:
+    """Another one after a fork."""
+    return secrets.token_hex(8)
 
 
 @lru_cache(maxsize=1)

@@ -34,6 +34,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     loopscope_version: str | None = None
     torch_version: str | None = None
     python_version: str | None = None
+    leaves_record: bool = False
+    """True where its processes leave records of how they ended; False for attempts of older versions."""
 
 
 LAYOUT = 2

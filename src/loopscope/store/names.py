@@ -87,6 +87,11 @@ def check_writer(name: str) -> str:
     return name
 
 
+def attempt_file(number: int) -> str:
+    """The file name of an attempt's record."""
+    return f"{number:05d}.json"
+
+
 def table_dir(root: Path, table: str) -> Path:
     """The folder of a table's parts."""
     return root / TABLES_DIR / table

@@ -5,6 +5,7 @@ from typing import Literal
 
 from loopscope.errors import ConfigError
 from loopscope.store.locks import GRACE_S
+from loopscope.store.preemption import check_preempted_by
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +28,15 @@ class StoreOptions:
     """Seconds until a failed sealing or upload is tried again."""
     grace_s: float = GRACE_S
     """How long a lock holder on another machine is watched before it is taken for dead."""
+    preempted_by: tuple[str, ...] = ()
+    """What the scheduler sends, makes or sets before it takes the machine away: "SIGUSR1", "file:PATH", "env:NAME"."""
 
     def __post_init__(self) -> None:
         if self.on_error not in ("record", "raise"):
             raise ConfigError(f"on_error is {self.on_error!r}, expected 'record' or 'raise'")
         if self.seal_in not in ("process", "thread"):
             raise ConfigError(f"seal_in is {self.seal_in!r}, expected 'process' or 'thread'")
+        object.__setattr__(self, "preempted_by", check_preempted_by(self.preempted_by))
         for name in ("fsync_s", "rotate_bytes", "rotate_s", "tick_s", "retry_s", "grace_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}, expected > 0")

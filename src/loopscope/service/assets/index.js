@@ -32,7 +32,7 @@
   let first = true;
   for (;;) {
     for (const row of document.querySelectorAll("tr[data-run]")) {
-      if (!first && row.dataset.state !== "live") continue;
+      if (!first && row.dataset.state !== "running") continue;
       try { await fill(row); document.getElementById("connection").textContent = ""; }
       catch { document.getElementById("connection").textContent = "The server does not answer; trying again."; break; }
     }

@@ -129,6 +129,7 @@ def write_part(
     """Put one sealed part in place: temporary name, fsync, rename, fsync of the folder. Raises OSError."""
     segment = Segment(meta.attempt, meta.writer, meta.seq)
     folder = table_dir(root, schema.name)
+    disk.mkdir(folder.parent)
     disk.mkdir(folder)
     data = parquet_bytes(schema.arrow.with_metadata(meta.encode()), tables)
     path = folder / segment.part(zlib.crc32(data))

@@ -22,6 +22,7 @@ def refresh_attempt_table(root: Path, *, disk: Disk = LOCAL_DISK) -> None:
     # Sealed rows only: an engine that reads Parquet sees no journal, and must not lose what a row there replaces.
     data = attempt_table(root, attempts_that_count(scan_files(root, journals=False).parts, TABLES))
     folder = table_dir(root, "attempt")
+    disk.mkdir(folder.parent)
     disk.mkdir(folder)
     write_file(disk, folder / ATTEMPT_PART, data, temporary_for(root, "attempts"))
 

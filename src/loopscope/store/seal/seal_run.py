@@ -8,7 +8,7 @@ from pathlib import Path
 
 from loopscope.errors import NotARunError, StoreError
 from loopscope.store.disk import LOCAL_DISK
-from loopscope.store.locks import BEAT_S, GRACE_S, HolderWatch
+from loopscope.store.locks import BEAT_S, GRACE_S, HolderWatch, retire_ended
 from loopscope.store.manifest import read_manifest, write_manifest
 from loopscope.store.names import JOURNAL_DIR, MANIFEST, Segment, newest_of, parse_journal
 from loopscope.store.read.reader import RunReader
@@ -45,11 +45,14 @@ def seal_run(root: Path) -> SealReport:
     folder = root / JOURNAL_DIR
     if not _restore_manifest(root, report):
         return report
-    for segment, written in _journals(folder):
+    watch = HolderWatch(GRACE_S)
+    for segment, written in _journals(folder, watch):
         if written:
             report.busy.append(segment.journal)
         elif sealed := try_to_seal(root, segment.journal, report.failures):
             report.sealed.append(sealed)
+    # How they ended is kept as a record; what nobody has watched for long enough stays a lock.
+    retire_ended(LOCAL_DISK, folder, watch)
     sweep(folder)
     try:
         refresh_attempt_table(root)
@@ -76,11 +79,10 @@ def _restore_manifest(root: Path, report: SealReport) -> bool:
     return True
 
 
-def _journals(folder: Path) -> Iterator[tuple[Segment, bool]]:
+def _journals(folder: Path, watch: HolderWatch) -> Iterator[tuple[Segment, bool]]:
     """The journals in order, and whether a living process writes each. Waits where that must be watched."""
     waiting = list(journals_in(folder))
     newest = newest_of(waiting)
-    watch = HolderWatch(GRACE_S)
     while waiting:
         for segment in list(waiting):
             # Only a writer's newest journal can be open; older ones were left to be sealed.
@@ -111,8 +113,9 @@ class AbandonedWriters:
 
     def __init__(self, folder: Path, newest: int, grace_s: float, announce: Callable[[str], None]) -> None:
         self._waiting = {s: name for s, name in journals_in(folder).items() if s.attempt < newest}
-        self._folder = folder
+        self._folder, self._newest = folder, newest
         self._watch = HolderWatch(grace_s)
+        self._locks_left = True
         self._announce = announce
         self._every_s = min(BEAT_S, grace_s)
         self._next = 0.0
@@ -120,12 +123,14 @@ class AbandonedWriters:
     def __call__(self) -> None:
         """Check those that are left; every few seconds only, as there may be hundreds on a slow disk."""
         now = time.monotonic()
-        if not self._waiting or now < self._next:
+        if not (self._waiting or self._locks_left) or now < self._next:
             return
         self._next = now + self._every_s
         for segment in list(self._waiting):
             if writer_ended(self._folder, segment, self._watch):
                 self._announce(self._waiting.pop(segment))
+        if self._locks_left:
+            self._locks_left = not retire_ended(LOCAL_DISK, self._folder, self._watch, self._newest)
 
 
 def journals_in(folder: Path) -> dict[Segment, str]:

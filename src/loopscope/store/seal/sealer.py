@@ -13,6 +13,7 @@ from pathlib import Path
 
 from loopscope.errors import StoreError
 from loopscope.store.disk import LOCAL_DISK, Disk
+from loopscope.store.folder import RunFolder
 from loopscope.store.schema import TableSchema
 from loopscope.store.seal.attempt_table import refresh_attempt_table
 from loopscope.store.seal.seal_journal import try_to_seal
@@ -36,18 +37,18 @@ def seal_all(
     return failures
 
 
-def start_sealer(root: Path, names: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start the process. Raises OSError where it cannot be started."""
+def start_sealer(folder: RunFolder, names: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start the process, which inherits the folder's descriptor. Raises OSError where it cannot be started."""
     if not sys.executable:
         raise OSError("there is no interpreter to start")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     return subprocess.Popen(
-        [sys.executable, "-m", "loopscope.store.seal.sealer", str(root), *names],
+        [sys.executable, "-m", "loopscope.store.seal.sealer", str(folder.pinned), *names],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=environment,
-        close_fds=True,
+        pass_fds=(folder.fd,),
         start_new_session=True,
     )
 

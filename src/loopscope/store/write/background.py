@@ -6,8 +6,8 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
+from loopscope.store.folder import RunFolder
 from loopscope.store.names import JOURNAL_DIR
 from loopscope.store.options import StoreOptions
 from loopscope.store.seal.sealer import seal_all, start_sealer
@@ -22,8 +22,8 @@ _AT_ONCE = 100
 class BackgroundThread:
     """Runs tasks every `tick_s` and seals the journals that were announced. Errors are kept as text, never raised."""
 
-    def __init__(self, root: Path, options: StoreOptions) -> None:
-        self._root, self._options = root, options
+    def __init__(self, folder: RunFolder, options: StoreOptions) -> None:
+        self._folder, self._options = folder, options
         self._tasks: list[Task] = []
         self._waiting: list[str] = []
         self._sealing: list[str] = []
@@ -109,12 +109,12 @@ class BackgroundThread:
                 self._sealing, self._waiting = self._waiting[:_AT_ONCE], self._waiting[_AT_ONCE:]
             if self._options.seal_in == "process":
                 try:
-                    self._process = start_sealer(self._root, self._sealing)
+                    self._process = start_sealer(self._folder, self._sealing)
                 except OSError as error:
                     self.last_error = f"the sealing process cannot be started: {error}"
                 else:
                     return
-            for failure in seal_all(self._root, self._sealing):
+            for failure in seal_all(self._folder.pinned, self._sealing):
                 self.last_error = failure
             self._settle()
 
@@ -127,7 +127,7 @@ class BackgroundThread:
 
     def _settle(self, killed: bool = False) -> None:
         """What is still there after a sealing failed, and is tried again later."""
-        left = [n for n in self._sealing if (self._root / JOURNAL_DIR / n).exists()]
+        left = [n for n in self._sealing if (self._folder.pinned / JOURNAL_DIR / n).exists()]
         if left and not killed:
             self.seal_failures += len(left)
             self._not_before = time.monotonic() + self._options.retry_s

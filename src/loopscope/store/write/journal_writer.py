@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
+import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from loopscope.errors import SchemaError, StoreError
+from loopscope.errors import SchemaError, StoreError, SupersededError
 from loopscope.store.disk import Disk
-from loopscope.store.journal.file import Journal
+from loopscope.store.folder import RunFolder
 from loopscope.store.journal.frames import JournalHeader
 from loopscope.store.locks import Lock
-from loopscope.store.names import JOURNAL_DIR, Segment
 from loopscope.store.options import StoreOptions
+from loopscope.store.preemption import Notices
 from loopscope.store.schema import TableSchema
+from loopscope.store.write import endings
+from loopscope.store.write.journal_chain import JournalChain
 from loopscope.store.write.row_check import RowMender
+from loopscope.store.write.standing import Standing
 
 OnError = Literal["record", "raise"]
 _log = logging.getLogger("loopscope.store")
+
+_LOOK_S = 0.05
+"""How long a writer takes for granted that its folder and its attempt are what they were. A process that was paused
+looks before its next row."""
 _convert = msgspec.convert
 
 
@@ -46,7 +51,7 @@ class JournalWriter:
     def __init__(
         self,
         *,
-        root: Path,
+        folder: RunFolder,
         header: JournalHeader,
         tables: Mapping[str, TableSchema],
         disk: Disk,
@@ -56,18 +61,15 @@ class JournalWriter:
         on_closed: Callable[[JournalWriter], None],
         seal_on_close: Callable[[JournalWriter], None],
     ) -> None:
-        self._root, self._header, self._tables = root, header, tables
-        self._disk, self._lock, self._options = disk, lock, options
-        self._on_rotated, self._on_closed, self._seal_on_close = on_rotated, on_closed, seal_on_close
+        self._tables, self.lock, self._options = tables, lock, options
+        self._on_closed, self._seal_on_close = on_closed, seal_on_close
         self._mutex = threading.Lock()
         self._pid = os.getpid()
-        self._journal: Journal | None = None
-        self._retired: deque[Journal] = deque()
-        # Held while retired journals are synced and closed, so that they are announced in order, and so that a caller
-        # that wants rows durable waits for a journal that another thread is syncing.
-        self._settling = threading.Lock()
-        self._seq = header.seq
-        self._opened = self._synced = time.monotonic()
+        self._chain = JournalChain(folder, header, disk, options, self._mutex, on_rotated)
+        self._notices = Notices(options.preempted_by)
+        self._standing = Standing(folder, header.attempt)
+        self._look_at = 0.0
+        self._warn_at = 1
         self._reported: dict[str, int] = {}
         self._mender = RowMender()
         self.on_error: OnError = options.on_error
@@ -83,8 +85,13 @@ class JournalWriter:
         """Rows that could not be written."""
         self.last_error: str | None = None
         """Why the last dropped row was dropped, or the last fsync failed; text."""
-        self.fsync_failures = 0
+        self.superseded_by: int | None = None
+        """The attempt that took the run over while this one wrote, and whose rows replace this one's."""
+
+    @property
+    def fsync_failures(self) -> int:
         """Times that the disk refused to make rows durable; they are still with the kernel."""
+        return self._chain.fsync_failures
 
     def append(self, table: str, row: Mapping[str, object]) -> None:
         """Write one row; missing columns are null, and run_id, attempt and wall_time are filled in.
@@ -97,6 +104,7 @@ class JournalWriter:
         Raises:
             SchemaError: under "raise", where a column is unknown or a value does not fit it.
             StoreError: under "raise", where the disk refused the row or the writer is closed.
+            SupersededError: under "raise", where another process has taken the run over; the row is written.
         """
         if os.getpid() != self._pid:
             return
@@ -109,8 +117,8 @@ class JournalWriter:
                 failed: StoreError | None = self._refuse(table, error)
             else:
                 failed = self._take(table, (typed,))
-        if failed is not None and self.on_error == "raise":
-            raise failed
+        if self.on_error == "raise":
+            self._raise(failed)
 
     def append_many(self, table: str, rows: Sequence[Mapping[str, object]]) -> None:
         """The same for several rows of one table, in one system call. A bad row takes no other along.
@@ -132,16 +140,25 @@ class JournalWriter:
                     failed = self._refuse(table, error)
             if good or self.closed:
                 failed = self._take(table, good) or failed
-        if failed is not None and self.on_error == "raise":
+        if self.on_error == "raise":
+            self._raise(failed)
+
+    def _raise(self, failed: StoreError | None) -> None:
+        if failed is not None:
             raise failed
+        if self.superseded_by is not None:
+            raise SupersededError(
+                f"attempt {self.attempt} of run {self.run_id} was superseded by attempt {self.superseded_by}: another "
+                "process has taken the run over, and its rows replace those of this one. End this training."
+            )
 
     def _refuse(self, table: str, error: Exception, rows: int = 1) -> StoreError:
         """Count rows that cannot be written, and say why."""
         reason = error if isinstance(error, StoreError) else StoreError(f"table {table!r}: {error!r}")
         self.last_error = f"{type(reason).__name__}: {reason}"
-        if not self.dropped and self.on_error == "record":
-            _log.warning("loopscope: a row of writer %s is lost, and counted: %s", self.name, self.last_error)
         self.dropped += rows
+        if self.on_error == "record":
+            self._warn()
         return reason
 
     def _take(self, table: str, typed: Sequence[msgspec.Struct]) -> StoreError | None:
@@ -191,24 +208,29 @@ class JournalWriter:
         if os.getpid() != self._pid:
             return
         self._report()
+        endings.check()
         if not durable:
             return
-        synced = self._sync()
+        synced = self._chain.sync()
         # Last, so that a journal that another thread retires during the fsync is waited for as well.
-        self._settle_retired()
+        self._chain.settle()
         if not synced and self.on_error == "raise":
-            raise StoreError(f"rows of writer {self.name!r} could not be made durable: {self.last_error}")
+            raise StoreError(
+                f"rows of writer {self.name!r} could not be made durable: {self._chain.last_error}"
+            )
 
     def close(self, seal: bool = True) -> None:
         """Write what is left, make it durable, seal it, give the writer's files back. A second call does nothing."""
         if os.getpid() != self._pid or self.closed:
             return
-        self._notice_removal()
+        endings.note(self.lock, sys.exception())
+        with self._mutex:
+            self._look()
         self._report()
         with self._mutex:
             self.closed = True
-            self._retire()
-        self._settle_retired()
+            self._chain.retire()
+        self._chain.settle()
         if self.dropped:
             _log.warning(
                 "loopscope: %d of %d rows of writer %s could not be written (%s)",
@@ -222,118 +244,89 @@ class JournalWriter:
                 _log.warning("loopscope: sealing failed, the journal is kept (%s)", self.last_error)
                 if self.on_error == "raise":
                     raise StoreError(f"sealing failed, the journal is kept: {error}") from error
-        self._lock.release()
+        self.lock.note(**self._counts())
+        self.lock.release(keep=f"{self.attempt:05d}-{self.name}")
         self._on_closed(self)
 
     def tick(self) -> None:
         """What the background thread runs at every tick: fsync by time, rotation by age, the count of dropped rows."""
-        self._lock.beat()
-        now = time.monotonic()
-        self._notice_removal()
-        self._settle_retired()
+        self.lock.beat()
+        self.lock.keep_hold()
+        with self._mutex:
+            self._look()
+        self._chain.settle()
         self._report()
-        if now - self._synced >= self._options.fsync_s:
-            self._sync()
+        self._chain.sync(self._options.fsync_s)
         with self._mutex:
-            journal = self._journal
-            if journal is not None and journal.rows and now - self._opened >= self._options.rotate_s:
-                self._retire()
+            self._chain.retire_old()
 
-    def _notice_removal(self) -> None:
-        """Writes to a deleted file succeed: count its rows as lost, and start another file."""
-        with self._mutex:
-            journal = self._journal
-            if journal is None or os.fstat(journal.fd).st_nlink > 0 or journal.path.exists():
-                return
-            self._journal = None
-            self.dropped += journal.rows
-            self.last_error = f"{journal.path} was deleted while it was being written"
-        with contextlib.suppress(OSError):
-            self._disk.close(journal.fd)
+    def _look(self, pending: int = 0) -> None:
+        """See whether what is written still counts; `pending` rows are about to be written. Under the mutex."""
+        self._look_at = time.monotonic() + _LOOK_S
+        if self._standing.is_gone():
+            lost = self.attempted - self.dropped - pending
+            self._chain.removed_rows()
+            self._lose(lost, f"the run directory {self._standing.path} was deleted, or moved to another disk")
+        elif (rows := self._chain.removed_rows()) is not None:
+            self._lose(rows, self._chain.last_error)
+        if self.superseded_by is None and (newer := self._standing.successor()) is not None:
+            self.superseded_by = newer.attempt
+            text = self._standing.describe(newer)
+            self.lock.note(superseded_by=newer.attempt)
+            _log.critical("loopscope: %s", text)
+            self._note("superseded", count=newer.attempt, detail=text)
+
+    def _lose(self, rows: int, reason: str) -> None:
+        """Count rows that were written and are gone, and say so at once."""
+        if rows > 0:
+            self.dropped += rows
+            self.last_error = reason
+            self._warn()
+
+    def _warn(self) -> None:
+        """Say in the log how much is lost: the first time, and each time that it is ten times as much."""
+        if self.dropped >= self._warn_at:
+            self._warn_at = 10 * self.dropped
+            _log.critical(
+                "loopscope: %d of %d rows of writer %s are lost (%s)",
+                self.dropped, self.attempted, self.name, self.last_error,
+            )  # fmt: skip
 
     def _write(self, table: str, rows: Sequence[Any]) -> None:
-        journal = self._journal or self._begin_journal()
-        journal.append(table, rows)
+        if time.monotonic() >= self._look_at:
+            self._look(len(rows))
+        self._chain.append(table, rows)
         self.last_step = rows[-1].step
-        if journal.size >= self._options.rotate_bytes:
-            self._retire()
 
-    def _begin_journal(self) -> Journal:
-        self._seq += 1
-        header = msgspec.structs.replace(self._header, seq=self._seq)
-        path = self._root / JOURNAL_DIR / Segment(header.attempt, header.writer, header.seq).journal
+    def _note(self, event: str, **more: object) -> bool:
+        """Write a health row of the writer's own; False where it could not be written. Under the mutex."""
+        row = {"step": self.last_step, "event": event, "severity": "critical", **more}
         try:
-            # Where the folder was deleted under the run: what comes from here on is still worth keeping.
-            if not path.parent.exists():
-                self._disk.mkdir(path.parent)
-            self._journal = Journal(self._disk, path, header)
-        except OSError:
-            if not path.exists():
-                # Nothing has this number: the next file takes it, or its absence would look like a loss.
-                self._seq -= 1
-            raise
-        self._opened = time.monotonic()
-        return self._journal
-
-    def _retire(self) -> None:
-        """Start a new file with the next row. The old one is synced and closed in the background, which is slow."""
-        journal, self._journal = self._journal, None
-        if journal is not None:
-            self._retired.append(journal)
-
-    def _settle_retired(self) -> None:
-        with self._settling:
-            while self._retired:
-                journal = self._retired.popleft()
-                self._fsync(journal, journal.fd)
-                with contextlib.suppress(OSError):
-                    self._disk.close(journal.fd)
-                self._on_rotated(journal.path.name)
-
-    def _fsync(self, journal: Journal, fd: int) -> bool:
-        try:
-            journal.fsync(fd)
-        except OSError as error:
-            self.fsync_failures += 1
-            self.last_error = f"fsync: {error}"
+            self._write("health", [self.check("health", row)])
+        except Exception as error:  # noqa: BLE001 - it stays counted, the next try comes soon
+            self.last_error = f"{type(error).__name__}: {error}"
             return False
         return True
 
-    def _sync(self) -> bool:
-        """fsync without holding up `append`: on a descriptor of its own, outside the lock."""
-        with self._mutex:
-            self._synced = time.monotonic()
-            journal = self._journal
-            if journal is None or not journal.dirty:
-                return True
-            try:
-                fd = os.dup(journal.fd)
-            except OSError as error:
-                self.last_error = f"dup: {error}"
-                return False
-            journal.dirty = False
-        try:
-            if not self._fsync(journal, fd):
-                journal.dirty = True
-                return False
-        finally:
-            os.close(fd)
-        return True
-
     def _report(self) -> None:
-        """Write how much went wrong since this was last written; try again later where that fails."""
+        """Write how much went wrong since this was last written; try again later where that fails.
+
+        The lock's file takes the counts also where no row fits on the disk any more.
+        """
         with self._mutex:
             if self.closed:
                 return
             totals: dict[str, int] = {"dropped_rows": self.dropped, "fsync_failed": self.fsync_failures}
-            for event, total in (totals | self._mender.counts).items():
+            for event, total in (*totals.items(), *self._mender.counts.items()):
                 count = total - self._reported.get(event, 0)
-                if count <= 0:
-                    continue
                 step, detail = self._mender.last.get(event, (self.last_step, self.last_error))
-                row = {"step": step, "event": event, "severity": "critical", "count": count, "detail": detail}
-                try:
-                    self._write("health", [self.check("health", row)])
+                if count > 0 and self._note(event, step=step, count=count, detail=detail):
                     self._reported[event] = total
-                except Exception as error:  # noqa: BLE001 - it stays counted, the next try comes soon
-                    self.last_error = f"{type(error).__name__}: {error}"
+            self.lock.note(**self._counts())
+
+    def _counts(self) -> dict[str, Any]:
+        return {
+            "attempted": self.attempted, "dropped": self.dropped, "fsync_failures": self.fsync_failures,
+            "last_step": self.last_step, "last_error": self.last_error or "",
+            "preempted_by": self.lock.status.preempted_by or self._notices.given(),
+        }  # fmt: skip

@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,12 @@ from loopscope import __version__
 from loopscope.errors import StoreError
 from loopscope.store.attempts import create_attempt, find_attempt, merge_attempts, new_attempt, read_attempts
 from loopscope.store.disk import LOCAL_DISK, Disk, writing_into
+from loopscope.store.folder import RunFolder
 from loopscope.store.ids import this_process, uuid7
 from loopscope.store.journal.frames import JournalHeader
 from loopscope.store.locks import Lock, take_lock
 from loopscope.store.manifest import LAYOUT, Attempt, Manifest, read_manifest, refuse_existing, write_manifest
-from loopscope.store.mirror.remote import Remote, find_mirror, refuse_mirror
-from loopscope.store.mirror.uploader import Uploader
+from loopscope.store.mirror.remote import Remote, refuse_mirror
 from loopscope.store.names import ATTEMPTS_DIR, JOURNAL_DIR, TABLES_DIR, check_writer
 from loopscope.store.options import StoreOptions
 from loopscope.store.read.files import last_seq
@@ -31,8 +30,10 @@ from loopscope.store.seal.attempt_table import refresh_attempt_table
 from loopscope.store.seal.seal_run import AbandonedWriters, sweep
 from loopscope.store.seal.sealer import seal_all
 from loopscope.store.tables import TABLES
+from loopscope.store.write import endings
 from loopscope.store.write.background import BackgroundThread
 from loopscope.store.write.journal_writer import JournalWriter, OnError
+from loopscope.store.write.mirrored import MirroredRun
 
 Tables = Mapping[str, TableSchema]
 _log = logging.getLogger("loopscope.store")
@@ -45,18 +46,23 @@ class RunStore:
     """
 
     def __init__(
-        self, root: Path, manifest: Manifest, options: StoreOptions, disk: Disk, tables: Tables
+        self, folder: RunFolder, manifest: Manifest, options: StoreOptions, disk: Disk, tables: Tables
     ) -> None:
-        self.path = root
+        self._folder = folder
         self.manifest = manifest
         self.options = options
         self._disk, self._tables = disk, tables
         self._owner: Lock | None = None
+        self._claimed = 0
         self._writers: list[JournalWriter] = []
-        self._uploader: Uploader | None = None
-        self._failed_uploads = 0
-        self._background = BackgroundThread(root, options)
+        self._mirror: MirroredRun | None = None
+        self._background = BackgroundThread(folder, options)
         self._pid = os.getpid()
+
+    @property
+    def path(self) -> Path:
+        """Where the run directory lies: where it was renamed, the new path."""
+        return self._folder.path
 
     @property
     def run_id(self) -> str:
@@ -76,7 +82,7 @@ class RunStore:
     @property
     def upload_failures(self) -> int:
         """Uploads that failed and were tried again."""
-        return 0 if self._uploader is None else self._uploader.failures
+        return 0 if self._mirror is None else self._mirror.uploader.failures
 
     def mirror_to(self, remote: Remote | str, *, only: str | None = None) -> None:
         """Keep a copy of everything sealed on another filesystem, in the background.
@@ -94,20 +100,11 @@ class RunStore:
         """
         if isinstance(remote, str) and only is None:
             refuse_mirror(remote, self.path, self.run_id)
-        find = (
-            partial(find_mirror, remote, self.path, self.run_id)
-            if isinstance(remote, str)
-            else lambda: remote
+        self._mirror = MirroredRun(
+            self._folder, self.run_id, remote, self.options.retry_s, self._health, only
         )
-        self._uploader = Uploader(
-            self.path,
-            find,
-            retry_s=self.options.retry_s,
-            on_failure=self._note_failed_upload,
-            only=only,
-        )
-        self._background.on_sealed = self._uploader.wake
-        self._uploader.wake()
+        self._background.on_sealed = self._mirror.wake
+        self._mirror.wake()
 
     @classmethod
     def create(
@@ -156,9 +153,10 @@ class RunStore:
             parent_step=parent_step,
             schemas={name: schema.version for name, schema in tables.items()},
         )
-        store = cls(root, manifest, options or StoreOptions(), disk, tables)
         with writing_into(root):
-            _make_folders(disk, root)
+            root.mkdir(parents=True, exist_ok=True)
+            store = cls(RunFolder(root), manifest, options or StoreOptions(), disk, tables)
+            _make_folders(disk, store._folder.pinned)
             lock = store._lock("owner")
             try:
                 # Whoever holds the lock decides; another process may have made the run while we waited.
@@ -194,13 +192,14 @@ class RunStore:
                 f"version that made it ({manifest.loopscope_version}) or a later one."
             )
         with writing_into(root):
-            _make_folders(disk, root)
-        return cls(root, manifest, options or StoreOptions(), disk, tables)
+            folder = RunFolder(root)
+            _make_folders(disk, folder.pinned)
+        return cls(folder, manifest, options or StoreOptions(), disk, tables)
 
     def update_manifest(self, **changes: Any) -> None:
         """Change fields of run.json (expected_visits, corpora, ...); for the owner alone."""
         changed = msgspec.structs.replace(self.manifest, **changes)
-        self.manifest = write_manifest(self._disk, self.path, changed)
+        self.manifest = write_manifest(self._disk, self._folder.pinned, changed)
 
     def claim_attempt(
         self,
@@ -222,21 +221,25 @@ class RunStore:
             RunExistsError: another living process writes this run.
             ConfigError: a number is out of range, or the folder cannot be written.
         """
-        wanted = new_attempt(self.path, self.manifest, first_step, parent_attempt, world_size, torch_version)
+        wanted = new_attempt(
+            self._folder.pinned, self.manifest, first_step, parent_attempt, world_size, torch_version
+        )
         with writing_into(self.path):
             if self._owner is None:
                 self._own(self._lock("owner"))
-            attempt = create_attempt(self._disk, self.path, wanted)
-            self.update_manifest(attempts=merge_attempts(read_attempts(self.path)[0], self.manifest.attempts))
-            refresh_attempt_table(self.path, disk=self._disk)
-        folder = self.path / JOURNAL_DIR
+            root = self._folder.pinned
+            attempt = create_attempt(self._disk, root, wanted)
+            self.update_manifest(attempts=merge_attempts(read_attempts(root)[0], self.manifest.attempts))
+            refresh_attempt_table(root, disk=self._disk)
+        self._claimed = attempt.attempt
+        folder = root / JOURNAL_DIR
         abandoned = AbandonedWriters(folder, attempt.attempt, self.options.grace_s, self._background.announce)
         abandoned()
         sweep(folder)
         self._background.add(abandoned)
-        if self._uploader is not None:
+        if self._mirror is not None:
             # The copy begins now, without a row: a remote that takes no files is noticed now, not at the first sealing.
-            self._uploader.wake()
+            self._mirror.wake()
         return attempt
 
     def writer(
@@ -256,7 +259,9 @@ class RunStore:
         """
         check_writer(writer)
         options = self.options if on_error is None else replace(self.options, on_error=on_error)
-        record = attempt if isinstance(attempt, Attempt) else find_attempt(self.path, attempt)
+        record = (
+            attempt if isinstance(attempt, Attempt) else find_attempt(self._folder.pinned, attempt, self.path)
+        )
         header = JournalHeader(
             run_id=self.run_id,
             attempt=record.attempt,
@@ -264,14 +269,16 @@ class RunStore:
             first_step=record.first_step,
             world_size=record.world_size,
             writer=writer,
-            seq=last_seq(self.path, record.attempt, writer),
+            seq=last_seq(self._folder.pinned, record.attempt, writer),
             schemas={name: schema.version for name, schema in self._tables.items()},
             loopscope_version=__version__,
         )
         with writing_into(self.path):
-            lock = self._lock(f"{record.attempt:05d}-{writer}")
+            lock = self._lock(f"{record.attempt:05d}-{writer}", records_signals=True)
+        endings.begin(lock)
+        self._claimed = 0
         rows = JournalWriter(
-            root=self.path,
+            folder=self._folder,
             header=header,
             tables=self._tables,
             disk=self._disk,
@@ -283,8 +290,8 @@ class RunStore:
         )
         self._writers.append(rows)
         self._background.add(rows.tick)
-        if self._uploader is not None:
-            self._note_failed_upload(self._uploader.last_error or "", 0)
+        if self._mirror is not None:
+            self._mirror.tell()
         return rows
 
     def close(self, seal: bool = True) -> None:
@@ -295,15 +302,13 @@ class RunStore:
             writer.close(seal=seal)
         self._background.stop()
         if seal and (left := self._background.take_waiting("")):
-            for failure in seal_all(self.path, left, disk=self._disk, tables=self._tables):
+            for failure in seal_all(self._folder.pinned, left, disk=self._disk, tables=self._tables):
                 _log.warning("loopscope: sealing failed, the journal is kept (%s)", failure)
-        if self._uploader is not None and not self._uploader.close():
-            _log.warning(
-                "loopscope: not everything is uploaded (%s); run it again with `RunStore.open(path).mirror_to(...)`",
-                self._uploader.last_error,
-            )
+        if self._mirror is not None:
+            self._mirror.close()
         if self._owner is not None:
-            self._owner.release()
+            # An attempt without a writer has no other record.
+            self._owner.release(keep=f"{self._claimed:05d}-owner" if self._claimed else "")
             self._owner = None
 
     def __enter__(self) -> RunStore:
@@ -312,9 +317,11 @@ class RunStore:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _lock(self, name: str) -> Lock:
-        folder = self.path / JOURNAL_DIR
-        return take_lock(self._disk, folder, name, self.run_id, grace_s=self.options.grace_s)
+    def _lock(self, name: str, records_signals: bool = False) -> Lock:
+        return take_lock(
+            self._disk, self._folder.pinned / JOURNAL_DIR, name, self.run_id, grace_s=self.options.grace_s,
+            where=self.path, preempted_by=self.options.preempted_by if records_signals else None,
+        )  # fmt: skip
 
     def _own(self, lock: Lock) -> None:
         self._owner = lock
@@ -322,19 +329,18 @@ class RunStore:
 
     def _seal_writer(self, writer: JournalWriter) -> None:
         names = self._background.take_waiting(f"{writer.attempt:05d}-{writer.name}-")
-        if failures := seal_all(self.path, names, disk=self._disk, tables=self._tables):
+        if failures := seal_all(self._folder.pinned, names, disk=self._disk, tables=self._tables):
             raise StoreError("; ".join(failures))
 
-    def _note_failed_upload(self, reason: str, count: int) -> None:
-        # There may be no writer at the moment: the count is kept for the next one.
-        self._failed_uploads += count
+    def _health(self, row: Mapping[str, object]) -> bool:
+        """Write a health row; False where there is no writer at the moment."""
         writer = next((w for w in self._writers if not w.closed), None)
-        if writer is not None and self._failed_uploads:
-            count, self._failed_uploads = self._failed_uploads, 0
-            row = {"step": writer.last_step, "event": "upload_failed", "severity": "warn", "count": count}
-            writer.append("health", {**row, "detail": reason})
+        if writer is not None:
+            writer.append("health", {"step": writer.last_step, **row})
+        return writer is not None
 
     def _forget(self, writer: JournalWriter) -> None:
+        endings.end(writer.lock)
         self._background.remove(writer.tick)
         if writer in self._writers:
             self._writers.remove(writer)
