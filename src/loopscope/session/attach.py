@@ -37,6 +37,7 @@ def attach(
     verify: bool = True,
     meshes: Mapping[str, Any] | None = None,
     mirror: str = "",
+    preempted_by: Iterable[str] = (),
     trackers: Iterable[str] = (),
     alerts: AlertConfig | None = None,
     **options: Any,
@@ -70,6 +71,8 @@ def attach(
         verify: reconcile every traced choice with its captured scores.
         meshes: `mesh`, `dp_mesh`, `tp_mesh`, `ep_mesh`, `cp_mesh` for custom reducers.
         mirror: URL or absolute path at which a copy of everything sealed is kept; empty for nowhere.
+        preempted_by: what the scheduler sends, makes or sets before it takes the machine away: "SIGUSR1", "file:PATH",
+            "env:NAME" (a variable that this process sets).
         trackers: "wandb", "tensorboard", or what another package registered; a W&B run that is under way is written
             into, not another one started.
         alerts: bounds of the alert rules, and where alerts are sent besides the log and the health table.
@@ -116,6 +119,7 @@ def attach(
         on_error=on_error,
         resume=resume,
         mirror=mirror,
+        preempted_by=tuple(preempted_by),
         trackers=settings.trackers,
         alerts=settings.alerts,
     )

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 from loopscope.alerts import AlertConfig
 from loopscope.errors import ConfigError
 from loopscope.store.mirror.remote import check_mirror
+from loopscope.store.preemption import check_preempted_by
 from loopscope.trackers import check_trackers
 
 OnError = Literal["record", "raise"]
@@ -36,6 +37,9 @@ class LoopscopeConfig:
     mirror: str = ""
     """Where a copy of everything sealed is kept: a URL such as ``s3://bucket/runs/one``, or an absolute path. An upload
     that fails is a health row and is tried again. Empty: nowhere."""
+    preempted_by: tuple[str, ...] = ()
+    """What the scheduler sends, makes or sets before it takes the machine away: "SIGUSR1", "file:PATH", "env:NAME" (a
+    variable that the training itself sets). A run that ends so is "preempted", unless a rank recorded an error."""
     alerts: AlertConfig = field(default_factory=AlertConfig)
     """The alert rules' bounds, and where alerts are sent besides the log and the health table."""
 
@@ -53,6 +57,7 @@ class LoopscopeConfig:
                 f"on_error is {self.on_error!r}, expected 'record' (count errors, go on) or 'raise' (stop)"
             )
         check_mirror(self.mirror)
+        object.__setattr__(self, "preempted_by", check_preempted_by(self.preempted_by))
         object.__setattr__(self, "trackers", check_trackers(self.trackers))
         if not isinstance(self.alerts, AlertConfig):
             raise ConfigError(
@@ -67,5 +72,10 @@ class LoopscopeConfig:
 
     def as_plain(self) -> dict[str, object]:
         """Plain types for the manifest."""
-        own = {"out": str(self.out), "trackers": list(self.trackers), "alerts": self.alerts.as_plain()}
+        own = {
+            "out": str(self.out),
+            "trackers": list(self.trackers),
+            "preempted_by": list(self.preempted_by),
+            "alerts": self.alerts.as_plain(),
+        }
         return asdict(self) | own

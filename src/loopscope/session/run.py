@@ -25,7 +25,7 @@ from loopscope.session.alerting import alert_observer, with_alerts
 from loopscope.session.config import LoopscopeConfig
 from loopscope.session.protocols import Decide, Encoded, TracedModel
 from loopscope.session.schedule import is_probe_step, is_trace_step
-from loopscope.store import RunStore
+from loopscope.store import RunStore, StoreOptions
 from loopscope.store.attempts import read_attempts
 from loopscope.store.mirror.remote import refuse_mirror
 from loopscope.store.redact import redact
@@ -127,7 +127,7 @@ class Loopscope:
 
         run_id = self._decide(create)
         if self._store is None:
-            self._store = RunStore.open(self.config.out)
+            self._store = RunStore.open(self.config.out, options=self._options())
         if self._store.run_id != run_id:
             raise CheckpointMismatchError(
                 f"rank {rank} finds run {self._store.run_id} in {self.config.out}, rank 0 finds {run_id}; expected "
@@ -204,6 +204,8 @@ class Loopscope:
             if self.config.mirror and self._rank:
                 # Rank 0 copies the run, but cannot know when the others have closed.
                 store.mirror_to(self.config.mirror, only=writer.name)
+        else:
+            store.attend(attempt=self.attempt, name=f"r{self._rank:05d}")
         alerts = None
         if writes and self.config.alerts.enabled:
             # The rules read the rows that were written; an alert is a health row and a log line.
@@ -322,7 +324,11 @@ class Loopscope:
             trace_meta=None if meta is None else asdict(meta),
             configuration={"loopscope": self.config.as_plain(), "trainer": configuration},
             versions=_versions(),
+            options=self._options(),
         )
+
+    def _options(self) -> StoreOptions:
+        return StoreOptions(preempted_by=self.config.preempted_by)
 
 
 def _alone(make: Callable[[], T], /) -> T:

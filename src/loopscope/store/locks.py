@@ -26,7 +26,7 @@ from loopscope.store.names import ATTEMPTS_DIR
 from loopscope.store.preemption import preempting, recorded_signals
 from loopscope.store.status import Holder, Status, area_of, blank, plain_size, read_record, slot_of
 
-__all__ = ["BEAT_S", "GRACE_S", "Holder", "HolderWatch", "Lock", "retire_ended", "take_lock"]
+__all__ = ["BEAT_S", "GRACE_S", "Holder", "HolderWatch", "Lock", "read_holder", "retire_ended", "take_lock"]
 
 BEAT_S = 5.0
 """How often a holder touches its file."""
@@ -73,7 +73,7 @@ class Lock:
 
         A process that was paused for long meets that. Nothing where somebody else holds the lock by now.
         """
-        if os.getpid() != self._pid or self._fd < 0 or self._is_mine():
+        if os.getpid() != self._pid or self._fd < 0 or self.is_mine():
             return
         name, folder = self._path.name.partition(".")[0], self._path.parent
         with contextlib.suppress(OSError):
@@ -87,7 +87,7 @@ class Lock:
 
     def has_signal(self) -> bool:
         """True where a signal was recorded."""
-        record = read_record(self._path) if self._fd >= 0 and self._is_mine() else None
+        record = read_record(self._path) if self._fd >= 0 and self.is_mine() else None
         return record is not None and bool(record.signals)
 
     def open_blocks(self) -> dict[str, int]:
@@ -121,8 +121,9 @@ class Lock:
         finally:
             os.close(fd)
 
-    def _is_mine(self) -> bool:
-        return _is_file(self._path, self._fd)
+    def is_mine(self) -> bool:
+        """False where another process has taken the lock over, or made a record of it."""
+        return self._fd >= 0 and _is_file(self._path, self._fd)
 
 
 def take_lock(
@@ -261,6 +262,14 @@ def _is_file(path: Path, fd: int) -> bool:
     except OSError:
         return False
     return (there.st_dev, there.st_ino) == (held.st_dev, held.st_ino)
+
+
+def read_holder(path: Path) -> Holder | None:
+    """The holder that a lock file names; None where it cannot be read."""
+    with contextlib.suppress(OSError):
+        record = read_record(path)
+        return None if record is None else record.holder
+    return None
 
 
 class HolderWatch:

@@ -1,16 +1,17 @@
 """run.json: what a run is. Written whole, by temporary name and rename, with its own checksum."""
 
 import logging
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from loopscope import __version__
 from loopscope.errors import ConfigError, NotARunError, RunExistsError, SchemaError, StoreError
 from loopscope.store.checksum import decode_document, encode_document
 from loopscope.store.disk import Disk, write_file, writing_into
-from loopscope.store.ids import Process
+from loopscope.store.ids import Process, this_process, uuid7
 from loopscope.store.names import JOURNAL_DIR, MANIFEST, TABLES_DIR
 from loopscope.store.redact import redact
 
@@ -98,6 +99,17 @@ def without_secrets(manifest: Manifest) -> Manifest:
             f"run.json cannot hold the configuration: {error}. Hand over plain data: dicts, lists, text, numbers."
         ) from None
     return msgspec.structs.replace(manifest, **fields, redacted=sorted({*manifest.redacted, *names}))
+
+
+def new_manifest(*, run_id: str | None = None, **fields: Any) -> Manifest:
+    """The manifest of a run that this process makes now; `run_id` is made where it is None."""
+    return Manifest(
+        run_id=run_id or uuid7(),
+        created=datetime.now(UTC),
+        process=this_process(),
+        loopscope_version=__version__,
+        **fields,
+    )
 
 
 def write_manifest(disk: Disk, root: Path, manifest: Manifest) -> Manifest:

@@ -31,6 +31,8 @@ class LoopscopeOptions:
     --metrics.enable-wandb, --metrics.enable-tensorboard."""
     mirror: str = ""
     """Keep a copy of everything sealed at this URL (s3://bucket/runs/one) or absolute path."""
+    preempted_by: tuple[str, ...] = ()
+    """What the scheduler sends, makes or sets before it takes the machine away: SIGUSR1, file:PATH or env:NAME."""
     resume: bool = False
     """Continue the run in `out` from its latest checkpoint, as a new attempt."""
     probe_deep_every: int = 0
@@ -80,6 +82,7 @@ class LoopscopeOptions:
             on_error=self.on_error,
             resume=self.resume,
             mirror=self.mirror,
+            preempted_by=self.preempted_by,
             trackers=trackers,
             alerts=self.alerts,
         )

@@ -15,20 +15,24 @@ import sys
 import threading
 from types import TracebackType
 
+from loopscope.errors import StoreError
 from loopscope.store.locks import Lock
+from loopscope.store.write.bystander import Bystander
+
+Noted = Lock | Bystander
 
 _open: list[_Recording] = []
 _previous_hook = sys.excepthook
 
 
-def begin(lock: Lock) -> None:
+def begin(lock: Noted) -> None:
     """Record in this lock's file how the process ends, until `end`. With several, signals go to the newest."""
     if not _open:
         _install_hook()
     _open.append(_Recording(lock))
 
 
-def end(lock: Lock) -> None:
+def end(lock: Noted) -> None:
     """Stop recording for a lock."""
     for recording in [r for r in _open if r.lock is lock]:
         _open.remove(recording)
@@ -45,7 +49,7 @@ def check() -> None:
         _open[-1].listen()
 
 
-def note(lock: Lock, error: BaseException | None) -> None:
+def note(lock: Noted, error: BaseException | None) -> None:
     """Record the exception with which a process ends, or closes its run; nothing where it is none.
 
     What was already being handled when the recording began has nothing to do with the run.
@@ -54,7 +58,8 @@ def note(lock: Lock, error: BaseException | None) -> None:
     if error is None or (recording is not None and recording.handled == id(error)):
         return
     if said := _describe(error):
-        lock.note(**said, after_signal=lock.has_signal())
+        with contextlib.suppress(OSError, StoreError):
+            lock.note(**said, after_signal=lock.has_signal())
 
 
 def _describe(error: BaseException) -> dict[str, str]:
@@ -70,7 +75,7 @@ def _describe(error: BaseException) -> dict[str, str]:
 class _Recording:
     """One lock file, and the descriptors that handlers write to."""
 
-    def __init__(self, lock: Lock) -> None:
+    def __init__(self, lock: Noted) -> None:
         self.lock = lock
         # No strong reference: an exception holds the frames that it passed, and their tensors.
         self.handled = id(sys.exception())

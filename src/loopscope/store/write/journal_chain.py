@@ -7,19 +7,39 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from loopscope import __version__
 from loopscope.errors import StoreError
 from loopscope.store.checksum import decode_document
 from loopscope.store.disk import Disk
 from loopscope.store.folder import RunFolder
 from loopscope.store.journal.file import Journal
 from loopscope.store.journal.frames import JournalHeader
+from loopscope.store.manifest import Attempt
 from loopscope.store.names import JOURNAL_DIR, Segment, parse_journal
 from loopscope.store.options import StoreOptions
 from loopscope.store.parts.parquet import Ledger
+from loopscope.store.schema import TableSchema
+
+
+def header_of(
+    attempt: Attempt, run_id: str, writer: str, seq: int, tables: Mapping[str, TableSchema]
+) -> JournalHeader:
+    """The header of a writer's journals; `seq` is the last number in use."""
+    return JournalHeader(
+        run_id=run_id,
+        attempt=attempt.attempt,
+        parent_attempt=attempt.parent_attempt,
+        first_step=attempt.first_step,
+        world_size=attempt.world_size,
+        writer=writer,
+        seq=seq,
+        schemas={name: schema.version for name, schema in tables.items()},
+        loopscope_version=__version__,
+    )
 
 
 class JournalChain:

@@ -236,17 +236,18 @@ class JournalWriter:
                 "loopscope: %d of %d rows of writer %s could not be written (%s)",
                 self.dropped, self.attempted, self.name, self.last_error,
             )  # fmt: skip
-        if seal:
-            try:
+        try:
+            if seal:
                 self._seal_on_close(self)
-            except Exception as error:
-                self.last_error = f"{type(error).__name__}: {error}"
-                _log.warning("loopscope: sealing failed, the journal is kept (%s)", self.last_error)
-                if self.on_error == "raise":
-                    raise StoreError(f"sealing failed, the journal is kept: {error}") from error
-        self.lock.note(**self._counts())
-        self.lock.release(keep=f"{self.attempt:05d}-{self.name}")
-        self._on_closed(self)
+        except Exception as error:
+            self.last_error = f"{type(error).__name__}: {error}"
+            _log.warning("loopscope: sealing failed, the journal is kept (%s)", self.last_error)
+            if self.on_error == "raise":
+                raise StoreError(f"sealing failed, the journal is kept: {error}") from error
+        finally:
+            self.lock.note(**self._counts())
+            self.lock.release(keep=f"{self.attempt:05d}-{self.name}")
+            self._on_closed(self)
 
     def tick(self) -> None:
         """What the background thread runs at every tick: fsync by time, rotation by age, the count of dropped rows."""

@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,15 @@ from loopscope.errors import StoreError
 from loopscope.store.attempts import create_attempt, find_attempt, merge_attempts, new_attempt, read_attempts
 from loopscope.store.disk import LOCAL_DISK, Disk, writing_into
 from loopscope.store.folder import RunFolder
-from loopscope.store.ids import this_process, uuid7
-from loopscope.store.journal.frames import JournalHeader
-from loopscope.store.locks import Lock, take_lock
-from loopscope.store.manifest import LAYOUT, Attempt, Manifest, read_manifest, refuse_existing, write_manifest
+from loopscope.store.manifest import (
+    LAYOUT,
+    Attempt,
+    Manifest,
+    new_manifest,
+    read_manifest,
+    refuse_existing,
+    write_manifest,
+)
 from loopscope.store.mirror.remote import Remote, refuse_mirror
 from loopscope.store.names import ATTEMPTS_DIR, JOURNAL_DIR, TABLES_DIR, check_writer
 from loopscope.store.options import StoreOptions
@@ -32,8 +36,10 @@ from loopscope.store.seal.sealer import seal_all
 from loopscope.store.tables import TABLES
 from loopscope.store.write import endings
 from loopscope.store.write.background import BackgroundThread
+from loopscope.store.write.journal_chain import header_of
 from loopscope.store.write.journal_writer import JournalWriter, OnError
 from loopscope.store.write.mirrored import MirroredRun
+from loopscope.store.write.ownership import Ownership
 
 Tables = Mapping[str, TableSchema]
 _log = logging.getLogger("loopscope.store")
@@ -52,8 +58,7 @@ class RunStore:
         self.manifest = manifest
         self.options = options
         self._disk, self._tables = disk, tables
-        self._owner: Lock | None = None
-        self._claimed = 0
+        self._ownership = Ownership(disk, folder, manifest.run_id, options)
         self._writers: list[JournalWriter] = []
         self._mirror: MirroredRun | None = None
         self._background = BackgroundThread(folder, options)
@@ -137,12 +142,9 @@ class RunStore:
         if resume:
             return cls.open(root, options=options, disk=disk, tables=tables)
         refuse_existing(root)
-        manifest = Manifest(
-            run_id=run_id or uuid7(),
+        manifest = new_manifest(
+            run_id=run_id,
             run_name=run_name or root.name,
-            created=datetime.now(UTC),
-            process=this_process(),
-            loopscope_version=__version__,
             expected_visits=[dict(v) for v in expected_visits],
             trace_meta=None if trace_meta is None else dict(trace_meta),
             configuration=dict(configuration or {}),
@@ -157,15 +159,15 @@ class RunStore:
             root.mkdir(parents=True, exist_ok=True)
             store = cls(RunFolder(root), manifest, options or StoreOptions(), disk, tables)
             _make_folders(disk, store._folder.pinned)
-            lock = store._lock("owner")
+            store._ownership.own()
             try:
                 # Whoever holds the lock decides; another process may have made the run while we waited.
                 refuse_existing(root)
-                store.manifest = write_manifest(disk, root, manifest)
+                store.manifest = write_manifest(disk, store._folder.pinned, manifest)
             except BaseException:
-                lock.release()  # The next try, once there is space, must not meet our own lock.
+                store._ownership.disown()  # The next try, once there is space, must not meet our own lock.
                 raise
-        store._own(lock)
+        store._background.add(store._ownership.beat)
         return store
 
     @classmethod
@@ -225,13 +227,13 @@ class RunStore:
             self._folder.pinned, self.manifest, first_step, parent_attempt, world_size, torch_version
         )
         with writing_into(self.path):
-            if self._owner is None:
-                self._own(self._lock("owner"))
+            if self._ownership.own():
+                self._background.add(self._ownership.beat)
             root = self._folder.pinned
             attempt = create_attempt(self._disk, root, wanted)
             self.update_manifest(attempts=merge_attempts(read_attempts(root)[0], self.manifest.attempts))
             refresh_attempt_table(root, disk=self._disk)
-        self._claimed = attempt.attempt
+        self._ownership.unwritten = attempt.attempt
         folder = root / JOURNAL_DIR
         abandoned = AbandonedWriters(folder, attempt.attempt, self.options.grace_s, self._background.announce)
         abandoned()
@@ -262,21 +264,12 @@ class RunStore:
         record = (
             attempt if isinstance(attempt, Attempt) else find_attempt(self._folder.pinned, attempt, self.path)
         )
-        header = JournalHeader(
-            run_id=self.run_id,
-            attempt=record.attempt,
-            parent_attempt=record.parent_attempt,
-            first_step=record.first_step,
-            world_size=record.world_size,
-            writer=writer,
-            seq=last_seq(self._folder.pinned, record.attempt, writer),
-            schemas={name: schema.version for name, schema in self._tables.items()},
-            loopscope_version=__version__,
-        )
+        seq = last_seq(self._folder.pinned, record.attempt, writer)
+        header = header_of(record, self.run_id, writer, seq, self._tables)
         with writing_into(self.path):
-            lock = self._lock(f"{record.attempt:05d}-{writer}", records_signals=True)
+            lock = self._ownership.lock(f"{record.attempt:05d}-{writer}", records_signals=True)
         endings.begin(lock)
-        self._claimed = 0
+        self._ownership.unwritten = 0
         rows = JournalWriter(
             folder=self._folder,
             header=header,
@@ -294,10 +287,20 @@ class RunStore:
             self._mirror.tell()
         return rows
 
+    def attend(self, *, attempt: int, name: str) -> None:
+        """For a process of an attempt that writes no rows: an error that ends it is recorded all the same.
+
+        Args:
+            attempt: what rank 0 claimed.
+            name: of this process within the run, such as "r3".
+        """
+        self._ownership.attend(f"{attempt:05d}-{check_writer(name)}")
+
     def close(self, seal: bool = True) -> None:
         """Close every writer, and give the run back."""
         if os.getpid() != self._pid:
             return
+        self._ownership.end_attendance()
         for writer in list(self._writers):
             writer.close(seal=seal)
         self._background.stop()
@@ -306,26 +309,13 @@ class RunStore:
                 _log.warning("loopscope: sealing failed, the journal is kept (%s)", failure)
         if self._mirror is not None:
             self._mirror.close()
-        if self._owner is not None:
-            # An attempt without a writer has no other record.
-            self._owner.release(keep=f"{self._claimed:05d}-owner" if self._claimed else "")
-            self._owner = None
+        self._ownership.disown()
 
     def __enter__(self) -> RunStore:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def _lock(self, name: str, records_signals: bool = False) -> Lock:
-        return take_lock(
-            self._disk, self._folder.pinned / JOURNAL_DIR, name, self.run_id, grace_s=self.options.grace_s,
-            where=self.path, preempted_by=self.options.preempted_by if records_signals else None,
-        )  # fmt: skip
-
-    def _own(self, lock: Lock) -> None:
-        self._owner = lock
-        self._background.add(lock.beat)
 
     def _seal_writer(self, writer: JournalWriter) -> None:
         names = self._background.take_waiting(f"{writer.attempt:05d}-{writer.name}-")
