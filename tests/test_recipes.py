@@ -12,9 +12,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path += [str(ROOT / "scripts/benches"), str(ROOT / "scripts/benches/lib")]
 
-from recipe_run import LINES, block_of
-from recipe_subjects import SUBJECTS
-from recipes import PACKAGES, PAGE
+from recipe_run import LINES, block_of  # noqa: E402
+from recipe_subjects import SUBJECTS  # noqa: E402
+from recipes import PACKAGES, PAGE  # noqa: E402
 
 
 def test_every_section_is_run() -> None:

@@ -115,9 +115,8 @@ class MlxAdapter(PlanAdapter):
             raise PlanError("the model has no module `layers.0`; expected a model of mlx-lm.")
         has_experts = any(map(_is_switch, modules.values())) or _names_experts(self.model.args)
 
-        def declares(args: Any, layer: int) -> bool:
-            # Of no family yet: a model without experts declares no layer.
-            return has_experts
+        # Of no family yet: a model without experts declares no layer.
+        declares: Callable[[Any, int], bool] = lambda args, layer: has_experts  # noqa: E731
 
         def moes_of(layer: str) -> dict[str, dict[str, CaptureSpec]]:
             nonlocal declares

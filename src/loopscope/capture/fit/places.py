@@ -44,7 +44,7 @@ def places_of(unit: Unit, trials: Sequence[Trial], tokens: int) -> tuple[Places 
     entering = (key for key in rows if key[0] == chosen[0] and key != chosen and _is_weight(rows[key], top_k))
     weights = next((_origin(key, rows, unit, trials) for key in entering), None)
     size = max(least, int(rows[chosen].max()) + 1)
-    logits = [
+    candidates = [
         key
         for key, value in rows.items()
         if key[1].startswith("output")
@@ -54,12 +54,14 @@ def places_of(unit: Unit, trials: Sequence[Trial], tokens: int) -> tuple[Places 
     ]
     # What the router itself returns comes first, then what runs inside it, then the rest of the unit.
     router = idx[0]
-    logits.sort(key=lambda key: (key[0] != router, not key[0].startswith(f"{router}."), key[0].count(".")))
-    if not logits:
+    candidates.sort(
+        key=lambda key: (key[0] != router, not key[0].startswith(f"{router}."), key[0].count("."))
+    )
+    if not candidates:
         return None, "no scores over all experts cross a module boundary"
-    sizes = {rows[key].shape[-1] for key in logits}
+    sizes = {rows[key].shape[-1] for key in candidates}
     return Places(
-        tuple(logits), idx, weights, _distinct_vectors(first, sizes, router, unit), least, top_k
+        tuple(candidates), idx, weights, _distinct_vectors(first, sizes, router, unit), least, top_k
     ), ""
 
 
@@ -105,7 +107,7 @@ def _explains_zero_rows(unit: Unit, trials: Sequence[Trial], rows: Mapping[Key, 
             taken = scores.reshape(-1, scores.shape[-1]) != 0
             if not torch.equal(taken.transpose(0, 1).reshape(-1), (handed != 0).any(dim=-1)):
                 return False
-            if len(taken.sum(dim=-1).unique()) != 1 or taken.all():
+            if len(set(taken.sum(dim=-1).tolist())) != 1 or taken.all():
                 return False
         return True
 

@@ -32,9 +32,9 @@ class RowMender:
     """Makes rows of one writer fit, and keeps count of the values that became null."""
 
     def __init__(self) -> None:
-        self.counts: dict[Kind, int] = {"nonfinite": 0, "bad_value": 0}
+        self.counts: dict[str, int] = {"nonfinite": 0, "bad_value": 0}
         """Values that are null instead: NaN and ±inf; values of a wrong type or size."""
-        self.last: dict[Kind, tuple[int, str]] = {}
+        self.last: dict[str, tuple[int, str | None]] = {}
         """Step and words of the last of each."""
         self._told: set[tuple[str, str, Kind]] = set()
 
@@ -171,9 +171,7 @@ def _scalar(value: Any, kind: str) -> Any:
     if isinstance(value, bool):
         return value
     if kind.startswith("int") and isinstance(value, Real | Decimal):
-        # A float above 2^53 may stand for any of several integers.
-        exact = isinstance(value, Integral | Decimal) or abs(value) <= _EXACT
-        return int(value) if exact and math.isfinite(value) and int(value) == value else value
+        return _whole(value)
     if kind.startswith("float") and isinstance(value, Real | Decimal):
         return float(value)
     return (
@@ -181,6 +179,12 @@ def _scalar(value: Any, kind: str) -> Any:
         if type(value) is not str and isinstance(value, str) and type(value).__str__ is str.__str__
         else value
     )
+
+
+def _whole(value: Any) -> Any:
+    # A float above 2^53 may stand for any of several integers.
+    exact = isinstance(value, Integral | Decimal) or abs(value) <= _EXACT
+    return int(value) if exact and math.isfinite(value) and int(value) == value else value
 
 
 def _of_array(value: Any, kind: str) -> Any:
