@@ -251,7 +251,7 @@ def test_a_failed_microbatch_skips_the_step_once_and_the_next_step_is_whole():
     assert len(writer.tables["router"]) == 8
 
 
-def test_microbatches_out_of_order_and_depth_that_changes():
+def test_microbatches_out_of_order_and_a_model_that_changes():
     _, made = collector("raise")
     parts = split(sink(), 2)
     made.on_trace_step(1, parts[0], meta(), microbatch=0, num_microbatches=2)
@@ -260,7 +260,7 @@ def test_microbatches_out_of_order_and_depth_that_changes():
     _, made = collector("raise")
     made.on_trace_step(1, parts[0], meta(), microbatch=0, num_microbatches=2)
     with pytest.raises(TraceError, match="TraceMeta changed"):
-        made.on_trace_step(1, parts[1], meta(steps=2), microbatch=1, num_microbatches=2)
+        made.on_trace_step(1, parts[1], meta(layers=3), microbatch=1, num_microbatches=2)
 
 
 def test_microbatches_that_never_came_are_named():

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from loopscope.catalog.traits import TRAITS
+from loopscope.collect.depths import Visits, merge_depths
 from loopscope.collect.error_text import describe
 from loopscope.collect.exchange_layout import ExchangeLayout, layout_of
 from loopscope.collect.pairs import Key, Pair, describe_key, plan_pairs, spec_of
@@ -31,14 +32,15 @@ class StepAccumulator:
 
     def __init__(self, *, isolate: bool = False) -> None:
         self.microbatches = 0
-        self.partials: dict[Key, Partial] = {}
-        """What was seen, in the order in which it first was."""
+        self._groups: dict[Visits | None, dict[Key, Partial]] = {}
+        """Visits of a microbatch → what was seen, in the order in which it first was."""
         self.sink_faults: list[str] = []
         """A line for every position that a window recorded twice."""
         self.trace_bytes = 0
         """Bytes of all tensors of the windows: what recording kept alive until the callbacks."""
         self._isolate = isolate
         self._visits: dict[int, VisitSpec] = {}
+        self._merged: dict[Key, Partial] | None = None
 
     def add(
         self,
@@ -46,6 +48,7 @@ class StepAccumulator:
         valid: Bool[Tensor, "B S"] | Mapping[int, Tensor | None] | None = None,
         *,
         plan: Callable[[tuple[VisitSpec, ...]], tuple[Pair, ...]] = plan_pairs,
+        mixed: bool = False,
     ) -> None:
         """Reduce one microbatch's visits and transitions and add them. No value is read from the device.
 
@@ -53,6 +56,7 @@ class StepAccumulator:
             sink: `unrolled_pos` → TracePoint.
             valid: [B, S] bool, True for tokens that count; None for all.
             plan: the transitions among the visits that are present.
+            mixed: microbatches may have different visits; without it another visit at a position is an error.
 
         Raises:
             MetricInputError: a key is not its point's position, or another visit was at a position before; a visit
@@ -62,17 +66,30 @@ class StepAccumulator:
             tensor.nbytes for point in sink.values() for tensor in point.tensors().values()
         )
         self.sink_faults += getattr(sink, "faults", ())
-        specs = tuple(sorted(self._spec(position, point) for position, point in sink.items()))
+        specs = tuple(sorted(_spec(position, point) for position, point in sink.items()))
+        group = self._groups.setdefault(specs if mixed else None, {})
+        if not mixed:
+            self._check(specs)
         for spec in specs:
-            self._add(spec, partial(_reduce_visit, spec, sink[spec.unrolled_pos], _of(spec, valid)))
+            self._add(group, spec, partial(_reduce_visit, spec, sink[spec.unrolled_pos], _of(spec, valid)))
         for pair in plan(specs):
-            self._add(pair, partial(_reduce_pair, pair, sink, _of(pair.target, valid)))
+            if _sees_the_same(pair, sink):
+                self._add(group, pair, partial(_reduce_pair, pair, sink, _of(pair.target, valid)))
         self.microbatches += 1
+        self._merged = None
+
+    @property
+    def partials(self) -> Mapping[Key, Partial]:
+        """What was seen, under one set of positions."""
+        if self._merged is None:
+            groups = {visits or (): found for visits, found in self._groups.items()}
+            self._merged = next(iter(groups.values()), {}) if len(groups) < 2 else merge_depths(groups)
+        return self._merged
 
     @property
     def visits(self) -> Collection[VisitSpec]:
         """The visits that were there, whether or not their reduction succeeded."""
-        return self._visits.values()
+        return [key for key in self.partials if isinstance(key, VisitSpec)]
 
     def failures(self) -> dict[Key, str]:
         """Visit or pair → why its reduction failed."""
@@ -91,8 +108,8 @@ class StepAccumulator:
         layout = self.layout()
         return unpack(layout, pack(layout, self.partials, num_microbatches=self.microbatches), extra)
 
-    def _add(self, key: Key, reduce: Callable[[], Partial]) -> None:
-        known = self.partials.get(key)
+    def _add(self, group: dict[Key, Partial], key: Key, reduce: Callable[[], Partial]) -> None:
+        known = group.get(key)
         if known is not None and known.reduced is None:
             known.times_seen += 1
             return
@@ -101,27 +118,38 @@ class StepAccumulator:
         except Exception as error:
             if not self._isolate:
                 raise
-            new = Partial(failure=f"{describe_key(key, self.visits)}: {describe(error)}")
+            visits = [other for other in group if isinstance(other, VisitSpec)]
+            new = Partial(failure=f"{describe_key(key, visits)}: {describe(error)}")
         if known is not None:
             new.times_seen += known.times_seen
             if new.reduced is not None and known.reduced is not None:
                 new.reduced = known.reduced.merged(new.reduced)
-        self.partials[key] = new
+        group[key] = new
 
-    def _spec(self, position: int, point: TracePoint) -> VisitSpec:
-        spec = spec_of(point)
-        if spec.unrolled_pos != position:
-            raise MetricInputError(
-                f"the sink holds a point of unrolled_pos {spec.unrolled_pos} at key {position}, expected the "
-                "key to be the point's own position. Record points with ACTIVE_TRACE_SINK.record(point)."
-            )
-        known = self._visits.setdefault(position, spec)
-        if known != spec:
-            raise MetricInputError(
-                f"unrolled_pos {position} is {spec} in this microbatch and was {known} in an earlier one of the same "
-                "step; expected one layer per position. Do not change the depth within a step."
-            )
-        return spec
+    def _check(self, specs: Visits) -> None:
+        for spec in specs:
+            known = self._visits.setdefault(spec.unrolled_pos, spec)
+            if known != spec:
+                raise MetricInputError(
+                    f"unrolled_pos {spec.unrolled_pos} is {spec} in this microbatch and was {known} in an earlier "
+                    "one of the same step; expected one layer per position. Do not change the depth within a step."
+                )
+
+
+def _spec(position: int, point: TracePoint) -> VisitSpec:
+    spec = spec_of(point)
+    if spec.unrolled_pos != position:
+        raise MetricInputError(
+            f"the sink holds a point of unrolled_pos {spec.unrolled_pos} at key {position}, expected the "
+            "key to be the point's own position. Record points with ACTIVE_TRACE_SINK.record(point)."
+        )
+    return spec
+
+
+def _sees_the_same(pair: Pair, sink: TraceSink) -> bool:
+    """False where a block's calls each see a part of the tokens, and these are of different parts."""
+    ends = sink[pair.source.unrolled_pos], sink[pair.target.unrolled_pos]
+    return pair.kind == "within_step" or not any("chunks" in point.traits for point in ends)
 
 
 def _reduce_visit(spec: VisitSpec, point: TracePoint, valid: Tensor | None) -> Partial:

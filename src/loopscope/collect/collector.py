@@ -36,21 +36,18 @@ class Collector:
     `probe_overlap`, `probe_loss` (probe steps), `health` (when something happens, and at every traced step its
     coverage, trace bytes and loopscope's own time).
 
-    Every callback is synchronous and keeps no tensor that was handed to it. Under ``on_error="record"`` no
-    exception leaves a callback: it is counted in `errors`, written to `health` as text and dropped. Under
-    ``"raise"`` it leaves.
+    Every callback is synchronous and keeps no tensor that was handed to it. Under ``on_error="record"`` no exception
+    leaves a callback: it is counted in `errors` and written to `health` as text. Under ``"raise"`` it leaves.
 
     Args:
         writer: takes the rows.
         context: run, attempt, rank and world size of every row.
-        expected_visits: the visits that the model's configuration promises, at its largest R; empty where
-            nobody promises anything (coverage then has no ratio).
+        expected_visits: what the model's configuration promises, at its largest R; empty where it promises nothing.
         on_error: "record" or "raise".
         corpus: identity and strata of the probe corpus; needed before the first `on_probe_step`.
         reducer: merges over ranks. Rows are then of scope "global", and only the reducer's writer writes. Every
             rank calls every callback; with the last microbatch of a traced step they exchange two buffers.
-        per_rank: with a reducer, every rank also writes rank-local rows of its own, whose lists are the counts
-            only. Without a reducer all rows are rank-local anyway.
+        per_rank: with a reducer, every rank also writes rank-local rows; their only lists are the counts.
     """
 
     def __init__(
@@ -82,7 +79,8 @@ class Collector:
         self._per_rank = per_rank and reducer is not None
         scope: Scope = "rank_local" if reducer is None else "global"
         self._rows = RunRows(writer, context, on_error, scope=scope, writes=self._reducer.is_writer)
-        self._steps = TracedSteps(isolate=on_error == "record" or self._reducer.num_ranks > 1)
+        isolate = on_error == "record" or self._reducer.num_ranks > 1
+        self._steps = TracedSteps(isolate=isolate, mixed=reducer is None)
         self._last_loss_step: int | None = None
         self._last_traced = 0
         self._losses = PendingLosses(self._reducer)
@@ -157,11 +155,7 @@ class Collector:
         Args:
             step: 1-based, rising.
             loss: this rank's part.
-            wait: wait for the values, so that the headline is this step's; for steps at which the trainer has
-                waited for the device itself.
-
-        Returns:
-            The headline scalars of the newest loss that has arrived; nothing where none has.
+            wait: wait for the values, where the trainer has waited for the device itself.
         """
         with self._rows.guard("submit_loss", step):
             self._losses.submit(step, loss)
@@ -251,8 +245,13 @@ class Collector:
         return {}
 
     def count_error(self) -> None:
-        """Count an exception that an integration kept from the training loop."""
+        """Count an exception that an integration kept from the training."""
         self._rows.errors += 1
+
+    def expect(self, visits: Iterable[VisitSpec]) -> None:
+        """Promise these visits instead; with a reducer, that of its layout stands."""
+        if self._layout is None:
+            self._expected = tuple(visits)
 
     def record_event(
         self,
@@ -320,7 +319,7 @@ class Collector:
         kept, self._kept = self._kept, None
         if kept is not None and self._on_error == "raise":
             raise kept
-        # Under "raise" every rank looks at the same result, so that all of them stop together.
+        # Under "raise" every rank looks at the same result, so that all stop together.
         if not self.writes and self._on_error != "raise":
             return {}
         num_ranks = self._reducer.num_ranks

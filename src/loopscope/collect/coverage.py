@@ -53,8 +53,11 @@ def at_depth(visits: Iterable[VisitSpec], num_stacks: int) -> tuple[VisitSpec, .
 
 
 def compare(expected: Iterable[VisitSpec], seen: Iterable[VisitSpec]) -> Coverage:
-    """Compare whole visits: a visit at a promised position with another E or k counts as unexpected."""
+    """Compare whole visits: a visit at a promised position with another E or k counts as unexpected. Where nothing is
+    promised, nothing is missing and nothing unexpected."""
     promised, found = set(expected), set(seen)
+    if not promised:
+        return Coverage(seen=len(found), expected=0, missing=(), unexpected=())
     return Coverage(
         seen=len(promised & found),
         expected=len(promised),

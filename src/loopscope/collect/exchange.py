@@ -84,7 +84,11 @@ def merged_rows(
     # A visit is covered where every microbatch of every rank saw it, and unexpected where any did.
     promised = expected if merged.num_stacks is None else at_depth(expected, merged.num_stacks)
     times = merged.num_microbatches * num_ranks
-    complete = {visit for visit, seen in merged.times_seen.items() if seen == times}
+    complete = {
+        visit
+        for visit, seen in merged.times_seen.items()
+        if seen == (traced.due(visit) if traced is not None and num_ranks == 1 else times)
+    }
     unexpected = merged.times_seen.keys() - set(promised) if promised else set()
     coverage = compare(promised, complete | unexpected)
     found.coverage = coverage.ratio

@@ -45,12 +45,10 @@ def event(
 
 def of_coverage(coverage: Coverage, *, has_promise: bool = True, event_name: str = "coverage") -> RowDict:
     """The step's coverage, complete or not: `count` visits seen, `value` their share of the expected."""
-    severity: Severity = "info"
-    if coverage.missing or not has_promise:
-        severity = "warn"
+    severity: Severity = "warn" if coverage.missing else "info"
     if coverage.unexpected:
         severity = "critical"
-    detail = coverage.detail() if has_promise else "no expected_visits were given, nothing to compare with"
+    detail = coverage.detail() if has_promise else "nothing is promised that could be compared with"
     return event(event_name, severity, count=coverage.seen, value=coverage.ratio, detail=detail)
 
 

@@ -1,6 +1,6 @@
 """Which pairs of visits get a transition row."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -87,51 +87,60 @@ def loop_steps_executed(visits: Iterable[VisitSpec]) -> int:
 def plan_pairs(visits: tuple[VisitSpec, ...]) -> tuple[Pair, ...]:
     """The pairs of metrics.md among the visits that are present.
 
-    * `within_step`: layer l → l+1 in one loop step
-    * `step_boundary`: one layer, loop step r−1 → r
-    * `wrap`: last layer of loop step r → first layer of r+1. At L = 1 these are the pairs of `step_boundary`
+    * `within_step`: a visit of the loop → the next one in execution order, in one loop step
+    * `step_boundary`: one layer, from its visit in an earlier loop step, the one before where there is one
+    * `wrap`: last visit of a loop step → first one of the next. At L = 1 these are the pairs of `step_boundary`
       again; both kinds are written, so that a query by kind needs no special case.
     * `from_input`: the loop's input (the last head visit's output) → every loop visit
     * `entry`: last head visit → first loop visit; `exit`: last loop visit → first tail visit
 
-    A pair exists only where both its visits were seen; a missing visit never makes two strangers neighbours.
-    A visit is never paired with itself. Cached: the plan of a model is the same at every step of one R.
+    A pair exists only where both its visits were seen; a missing visit, whose position is left free, never makes two
+    strangers neighbours. A visit is never paired with itself, and never with one that ran after it. Cached: the plan of
+    a model is the same at every step of one R.
     """
     return tuple(sorted(_pairs(visits), key=lambda pair: (pair.target.unrolled_pos, pair.kind)))
 
 
 def _pairs(visits: tuple[VisitSpec, ...]) -> Iterator[Pair]:
-    loop = {(visit.loop_step, visit.layer_idx): visit for visit in visits if visit.block == "loop"}
+    at = {visit.unrolled_pos: visit for visit in visits}
+    loop = {pos: visit for pos, visit in sorted(at.items()) if visit.block == "loop"}
     if not loop:
         return
-    num_steps = 1 + max(step for step, _ in loop)
-    num_layers = 1 + max(layer for _, layer in loop)
-    for (step, layer), visit in loop.items():
-        if (source := loop.get((step, layer - 1))) is not None:
-            yield Pair(kind="within_step", source=source, target=visit)
-        if (source := loop.get((step - 1, layer))) is not None:
-            before = loop.get((step - 2, layer))
+    earlier: dict[int, list[VisitSpec]] = {}
+    for pos, visit in loop.items():
+        before = loop.get(pos - 1)
+        if before is not None and before.loop_step == visit.loop_step:
+            yield Pair(kind="within_step", source=before, target=visit)
+        if before is not None and before.loop_step == visit.loop_step - 1:
+            yield Pair(kind="wrap", source=before, target=visit)
+        chain = earlier.setdefault(visit.layer_idx, [])
+        chain.append(visit)
+        if source := _same_layer_before(chain, loop):
+            second = _same_layer_before(chain[:-1], loop)
             yield Pair(
                 kind="step_boundary",
                 source=source,
                 target=visit,
-                before=None if before is None else before.unrolled_pos,
+                before=None if second is None else second.unrolled_pos,
             )
-        if layer == 0 and (source := loop.get((step - 1, num_layers - 1))) is not None:
-            yield Pair(kind="wrap", source=source, target=visit)
-    yield from _block_pairs(visits, loop, num_steps, num_layers)
+    yield from _block_pairs(at, loop)
 
 
-def _block_pairs(
-    visits: tuple[VisitSpec, ...],
-    loop: dict[tuple[int, int], VisitSpec],
-    num_steps: int,
-    num_layers: int,
-) -> Iterator[Pair]:
+def _same_layer_before(chain: list[VisitSpec], loop: Mapping[int, VisitSpec]) -> VisitSpec | None:
+    """The layer's visit before the last one of `chain`: of the loop step before, or of an earlier one where it lies in
+    no other and nothing between the two is missing."""
+    if len(chain) < 2:
+        return None
+    source, target = chain[-2], chain[-1]
+    if source.loop_step == target.loop_step - 1:
+        return source
+    between = range(source.unrolled_pos + 1, target.unrolled_pos)
+    return source if all(pos in loop for pos in between) else None
+
+
+def _block_pairs(at: Mapping[int, VisitSpec], loop: Mapping[int, VisitSpec]) -> Iterator[Pair]:
     """`entry`, `from_input` and `exit`: found by depth, so that a lost head or tail visit gives no pair."""
-    first_pos = min(v.unrolled_pos - (step * num_layers + layer) for (step, layer), v in loop.items())
-    last_pos = first_pos + num_steps * num_layers - 1
-    at = {visit.unrolled_pos: visit for visit in visits}
+    first_pos, last_pos = _ends(at, loop)
     head, tail = at.get(first_pos - 1), at.get(last_pos + 1)
     first, last = at.get(first_pos), at.get(last_pos)
     if head is not None and head.block == "head":
@@ -141,3 +150,17 @@ def _block_pairs(
             yield Pair(kind="from_input", source=head, target=visit)
     if tail is not None and tail.block == "tail" and last is not None and last.block == "loop":
         yield Pair(kind="exit", source=last, target=tail)
+
+
+def _ends(at: Mapping[int, VisitSpec], loop: Mapping[int, VisitSpec]) -> tuple[int, int]:
+    """Where the loop begins and ends. Where every pass runs every layer, also where its first or last visit was not
+    seen."""
+    num_steps = 1 + max(visit.loop_step for visit in loop.values())
+    num_layers = 1 + max(visit.layer_idx for visit in loop.values())
+    starts = {pos - (visit.loop_step * num_layers + visit.layer_idx) for pos, visit in loop.items()}
+    start = min(starts)
+    end = start + num_steps * num_layers - 1
+    # A visit that was not seen leaves its position free.
+    if len(starts) == 1 and all(pos not in at or pos in loop for pos in range(start, end + 1)):
+        return start, end
+    return min(loop), max(loop)

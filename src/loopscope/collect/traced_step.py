@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from loopscope.collect import health
 from loopscope.collect.accumulate import StepAccumulator
 from loopscope.collect.context import RowDict
 from loopscope.errors import TraceError
-from loopscope.trace import TraceMeta, TraceSink
+from loopscope.trace import TraceMeta, TraceSink, VisitSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,13 +21,19 @@ if TYPE_CHECKING:
 class TracedStep:
     """Takes the microbatches of one traced step in order; holds partial sums and text, no trace tensor.
 
-    With `isolate` a visit whose reduction raises costs its own row only; without, the exception leaves.
+    With `isolate` a visit whose reduction raises costs its own row only; without, the exception leaves. With `mixed`
+    microbatches may differ in their loop steps.
     """
 
-    def __init__(self, step: int, meta: TraceMeta, num_microbatches: int | None, *, isolate: bool) -> None:
+    def __init__(
+        self, step: int, meta: TraceMeta, num_microbatches: int | None, *, isolate: bool, mixed: bool
+    ) -> None:
         meta.check()
         self.step = step
         self.meta = meta
+        """Of the microbatch of most loop steps."""
+        self._mixed = mixed
+        self._depths: Counter[int] = Counter()
         self._promised = num_microbatches
         self.accumulated = StepAccumulator(isolate=isolate)
         self.seconds = {"reduce": 0.0, "finish": 0.0, "write": 0.0}
@@ -47,7 +55,7 @@ class TracedStep:
         """Add the next microbatch.
 
         Raises:
-            TraceError: it is not the next one, or the step's depth changed.
+            TraceError: it is not the next one, or the model changed; without `mixed`, also where the depth did.
             MetricInputError: a visit breaks its contract, and `isolate` is off.
         """
         began = time.perf_counter()
@@ -57,13 +65,23 @@ class TracedStep:
                 f"{self.accumulated.microbatches} of {self._promised}. Call on_trace_step once per "
                 "microbatch, in order, with the same num_microbatches."
             )
-        if meta != self.meta:
+        if meta != (replace(self.meta, num_stacks=meta.num_stacks) if self._mixed else self.meta):
             raise TraceError(
-                f"step {self.step}: TraceMeta changed from {self.meta} to {meta} between microbatches, "
-                "expected one depth per optimizer step. Sample the number of loop steps once per step."
+                f"step {self.step}: TraceMeta changed from {self.meta} to {meta} between microbatches, expected "
+                f"{'one model' if self._mixed else 'one depth per optimizer step, where ranks merge their rows'}. "
+                "Sample the number of loop steps once per step."
             )
-        self.accumulated.add(sink, valid)
+        self.accumulated.add(sink, valid, mixed=True)
+        self._depths[meta.num_stacks] += 1
+        self.meta = max(self.meta, meta, key=lambda each: each.num_stacks)
         self.seconds["reduce"] += time.perf_counter() - began
+
+    def due(self, visit: VisitSpec) -> int:
+        """Microbatches that went deep enough for a promised visit."""
+        deep = (
+            count for depth, count in self._depths.items() if visit.block != "loop" or visit.loop_step < depth
+        )
+        return sum(deep)
 
     def abandoned(self, why: str) -> RowDict:
         """The health row of a step whose last microbatch never came; its rows would be partial."""
@@ -79,10 +97,11 @@ class TracedSteps:
 
     Args:
         isolate: of every `TracedStep`.
+        mixed: likewise.
     """
 
-    def __init__(self, *, isolate: bool) -> None:
-        self._isolate = isolate
+    def __init__(self, *, isolate: bool, mixed: bool) -> None:
+        self._isolate, self._mixed = isolate, mixed
         self._open: TracedStep | None = None
         self._skipped: int | None = None
 
@@ -110,7 +129,9 @@ class TracedSteps:
             return
         try:
             if self._open is None:
-                self._open = TracedStep(step, meta, num_microbatches, isolate=self._isolate)
+                self._open = TracedStep(
+                    step, meta, num_microbatches, isolate=self._isolate, mixed=self._mixed
+                )
             self._open.add(sink, meta, valid, microbatch, num_microbatches)
         except Exception:
             self.skip(step)
