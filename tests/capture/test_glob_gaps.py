@@ -45,13 +45,12 @@ def test_what_is_whole_or_named_says_nothing(plan: dict[str, Any]) -> None:
 
 
 def test_parts_within_layers_are_compared_with_their_like() -> None:
-    linear, norm = nn.Linear(2, 2), nn.LayerNorm(2)
     modules = {
-        "layers.0.moe": linear,
-        "layers.1.moe": linear,
-        "layers.2.moe": norm,
-        "head.0.moe": linear,
-        "moe": linear,
+        "layers.0.moe": nn.Linear(2, 2),
+        "layers.1.moe": nn.Linear(2, 2),
+        "layers.2.moe": nn.LayerNorm(2),
+        "head.0.moe": nn.Linear(2, 2),
+        "moe": nn.Linear(2, 2),
     }
     assert not glob_gaps(["layers.*.moe"], ["layers.0.moe", "layers.1.moe"], modules)
     assert "layers.1.moe" in glob_gaps(["*.moe"], ["layers.0.moe", "head.0.moe", "moe"], modules)[0]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from loopscope.capture.capabilities import BackendSupport
 from loopscope.capture.spec import CapturePlan
@@ -25,6 +25,18 @@ class LossParts:
     """True where the loss was divided by the tokens of all microbatches."""
 
 
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """What a forward did not do as it was promised or expected to, as a health row says it."""
+
+    event: str
+    """Name of the health row."""
+    severity: Literal["info", "warn"]
+    """"info" where nothing is wrong with it."""
+    detail: str
+    """In words, with the fix."""
+
+
 @runtime_checkable
 class Recording(Protocol):
     """One forward that was listened to."""
@@ -34,6 +46,12 @@ class Recording(Protocol):
 
     def meta(self) -> TraceMeta:
         """R and L of this forward."""
+
+    def given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Called with the forward's arguments, before everything else."""
+
+    def remarks(self) -> list[Remark]:
+        """What this forward did not do as it was promised or expected to."""
 
     def blocks(self) -> list[str]:
         """The module name of each visit, in the order of `points`."""
@@ -51,6 +69,9 @@ class Adapter(Protocol):
 
     def expected_visits(self) -> tuple[VisitSpec, ...]:
         """The visits of one forward; empty where their number is not fixed."""
+
+    def promised_meta(self) -> TraceMeta | None:
+        """The TraceMeta of a forward that keeps this promise; None where the depth is not fixed."""
 
     def settings(self) -> Mapping[str, Any]:
         """Fields of `RunSettings` that the model itself shows (compiled, sharded, ...)."""

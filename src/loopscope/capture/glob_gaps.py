@@ -17,6 +17,7 @@ def glob_gaps(globs: Iterable[str], captured: Iterable[str], modules: Mapping[st
         modules: every module of the model by name.
     """
     known = set(captured)
+    same = {id(modules[name]) for name in known if name in modules}
     found = []
     for key in globs:
         if not any(sign in key for sign in "*?["):
@@ -24,7 +25,7 @@ def glob_gaps(globs: Iterable[str], captured: Iterable[str], modules: Mapping[st
         matched = [name for name in modules if name in known and fnmatchcase(name, key)]
         kinds = {(place, type(modules[name])) for name in matched if (place := _place(name)) is not None}
         beside = [name for name, part in modules.items() if (_place(name), type(part)) in kinds]
-        if missing := [name for name in beside if name not in known]:
+        if missing := [name for name in beside if name not in known and id(modules[name]) not in same]:
             found.append(
                 f"plan[{key!r}] covers {len(beside) - len(missing)} of {len(beside)} modules of one kind and leaves "
                 f"out {shortened(missing)}. Widen the glob ('?' is one character, '*' any number), or name one by one "

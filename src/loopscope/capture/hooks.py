@@ -5,8 +5,9 @@ nothing records in activation recompute, and an untraced step costs two Python c
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -17,6 +18,7 @@ from loopscope.capture.errors import CoverageError
 from loopscope.capture.local_variables import LocalVariables, local_names
 from loopscope.capture.source import Call
 from loopscope.capture.spec import CapturePlan
+from loopscope.capture.visits import VisitPlaces
 from loopscope.capture.window import Boundary, Window, boundaries_of
 
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
@@ -33,7 +35,7 @@ def plain_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 @contextmanager
-def listening(model: nn.Module, plan: CapturePlan) -> Iterator[Window]:
+def listening(model: nn.Module, plan: CapturePlan, places: VisitPlaces) -> Iterator[Window]:
     """Hooks on every boundary of `plan` while the body runs; they are gone afterwards, also when it raises.
 
     Compiled modules run eagerly meanwhile, since a compiled graph runs no hook that came after it.
@@ -42,20 +44,19 @@ def listening(model: nn.Module, plan: CapturePlan) -> Iterator[Window]:
         CoverageError: a module of the plan is no longer there.
     """
     modules = plain_modules(model)
-    window = Window(plan)
+    window = Window(plan, places)
     with ExitStack() as stack:
-        for name, boundary in boundaries_of(plan).items():
+        for name, boundaries in _by_module(boundaries_of(plan), modules).items():
             if name not in modules:
                 raise CoverageError(
                     f"the model has no module {name!r} any more; it was there when the plan was made. Change the "
                     "structure of the model before attaching."
                 )
             module, local = modules[name], None
-            if names := local_names(boundary.sources.values()):
+            if names := local_names(boundaries[0].sources.values()):
                 local = LocalVariables(module, module.forward, names)
                 stack.callback(_watch(module, local))
-            handle = module.register_forward_hook(_hook(window, boundary, local), with_kwargs=True)
-            stack.callback(handle.remove)
+            stack.callback(_record(module, window, boundaries, local))
         if has_compiled(model):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield window
@@ -81,12 +82,56 @@ def runs_inside_compiled_code() -> bool:
     return False
 
 
-def _hook(window: Window, boundary: Boundary, local: LocalVariables | None) -> Callable[..., None]:
-    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+def _by_module(
+    boundaries: Mapping[str, Boundary], modules: Mapping[str, nn.Module]
+) -> dict[str, list[Boundary]]:
+    """First name of each module → its boundaries: a router that several layers share has one for each of them."""
+    first: dict[int, str] = {}
+    found: dict[str, list[Boundary]] = {}
+    for name, boundary in boundaries.items():
+        own = first.setdefault(id(modules[name]), name) if name in modules else name
+        found.setdefault(own, []).append(boundary)
+    return found
+
+
+def in_backward() -> bool:
+    """True while autograd runs: a forward then is activation recompute."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def has_failed(output: Any) -> bool:
+    """Whether a hook that is always called was called since its module raised: without an output."""
+    return output is None and sys.exc_info()[0] is not None
+
+
+def _record(
+    module: nn.Module, window: Window, boundaries: Sequence[Boundary], local: LocalVariables | None
+) -> Callable[[], None]:
+    """Tell the window of each call of `module`; returns what undoes it."""
+    running: list[Boundary] = []
+
+    def began(module: nn.Module, args: tuple[Any, ...]) -> None:
+        running.append(window.boundary_now(boundaries))
+        window.began(running[-1], in_backward=in_backward())
+
+    def ended(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        boundary = running.pop()
+        if has_failed(output):
+            window.failed(boundary)
+            return
         with torch.no_grad():
             window.record(boundary, Call(module, args, kwargs, output, local.take() if local else None))
 
-    return record
+    handles = (
+        module.register_forward_pre_hook(began, prepend=True),
+        module.register_forward_hook(ended, with_kwargs=True, always_call=True),
+    )
+    return partial(_remove_all, handles)
+
+
+def _remove_all(handles: Iterable[Any]) -> None:
+    for handle in handles:
+        handle.remove()
 
 
 def _watch(module: nn.Module, local: LocalVariables) -> Callable[[], None]:
@@ -103,12 +148,7 @@ def _watch(module: nn.Module, local: LocalVariables) -> Callable[[], None]:
         module.register_forward_pre_hook(started),
         module.register_forward_hook(stopped, always_call=True, prepend=True),
     )
-
-    def remove() -> None:
-        for handle in handles:
-            handle.remove()
-
-    return remove
+    return partial(_remove_all, handles)
 
 
 class RootHook:

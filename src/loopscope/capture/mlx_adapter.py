@@ -146,7 +146,7 @@ class MlxAdapter(PlanAdapter):
     @contextmanager
     def listening(self) -> Iterator[Window]:
         """See `Adapter`."""
-        window = MlxWindow(self.plan)
+        window = MlxWindow(self.plan, self.places)
         modules = self.modules()
         with ExitStack() as stack:
             for name, boundary in boundaries_of(self.plan).items():
@@ -217,8 +217,13 @@ def _recording(window: Window, boundary: Boundary, module: Any) -> Any:
     local = LocalVariables(module, type(module).__call__, names) if names else None
 
     def around(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
-        with nullcontext() if local is None else local.during():
-            output = call()
+        window.began(boundary)
+        try:
+            with nullcontext() if local is None else local.during():
+                output = call()
+        except BaseException:
+            window.failed(boundary)
+            raise
         window.record(boundary, Call(module, args, kwargs, output, local.take() if local else None))
         return output
 

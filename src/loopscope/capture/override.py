@@ -11,7 +11,7 @@ from loopscope.capture.nearest import suggestion
 from loopscope.capture.reducers import BoundReducer, as_factory
 from loopscope.capture.routing import routing_from
 from loopscope.capture.source import parse_source
-from loopscope.capture.spec import MERGES, MESH_AXES, PLACEMENTS, TENSORS
+from loopscope.capture.spec import MERGES, MESH_AXES, PLACEMENTS, TENSORS, TOKENS
 
 
 class _Unset(Enum):
@@ -46,6 +46,10 @@ class Capture:
     """Physical number of the layer."""
     calls: Any = UNSET
     """Calls in one forward; None where it varies."""
+    block: Any = UNSET
+    """Name of the block that a router outside it belongs to. Under a glob, `*` is what its first `*` or `?` matched."""
+    tokens: Any = UNSET
+    """"same" or "chunks": what the calls of a block see of a forward's tokens."""
     reducers: Any = UNSET
     """Bound reducers; in a file, mappings with `use: "module:function"` and the reducer's own keys."""
 
@@ -56,7 +60,8 @@ class Capture:
 
 FIELDS = tuple(item.name for item in fields(Capture))
 _CLEARED: dict[str, Any] = {
-    "tensors": {}, "placements": {}, "merge": "none", "routing": None, "layer": None, "calls": None, "reducers": ()
+    "tensors": {}, "placements": {}, "merge": "none", "routing": None, "layer": None, "calls": None, "reducers": (),
+    "block": None, "tokens": None,
 }  # fmt: skip
 
 
@@ -95,6 +100,16 @@ def resolve_field(name: str, value: Any, derived: Any, where: str) -> Any:
         if value not in MERGES:
             raise PlanError(
                 f"{place} is {value!r}, expected one of {MERGES}.{suggestion(str(value), MERGES)}"
+            )
+        return value
+    if name == "block":
+        if value is not None and (not isinstance(value, str) or not value):
+            raise PlanError(f"{place} is {value!r}, expected the name of a block, or null.")
+        return value
+    if name == "tokens":
+        if value is not None and value not in TOKENS:
+            raise PlanError(
+                f"{place} is {value!r}, expected one of {TOKENS}.{suggestion(str(value), TOKENS)}"
             )
         return value
     if name == "routing":

@@ -1,6 +1,7 @@
 """A derived plan and a user's overrides, resolved and checked before anything is attached."""
 
 import inspect
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,6 +12,7 @@ from loopscope.capture.errors import PlanError
 from loopscope.capture.nearest import shortened, suggestion
 from loopscope.capture.override import CONTRACT, is_sentinel, read_override, resolve_field
 from loopscope.capture.proof_status import missing_tensors
+from loopscope.capture.shared import without_aliases
 from loopscope.capture.spec import ROUTER_TENSORS, CapturePlan, CaptureSpec, enclosing
 
 
@@ -42,7 +44,7 @@ def resolve_plan(
             boundaries[key] = _inserted(key, written, modules[key], where)
         else:
             raise PlanError(f"{where}: the model has no module of this name.{suggestion(key, modules)}")
-    check_plan(plan := derived.replaced(boundaries))
+    check_plan(plan := without_aliases(derived.replaced(boundaries), modules))
     return plan
 
 
@@ -53,14 +55,35 @@ def check_plan(plan: CapturePlan) -> None:
         spec.sources(f"plan[{name!r}]")
         if not set(spec.tensors) & set(ROUTER_TENSORS) or spec.merge == "none":
             continue
-        if enclosing(name, blocks) is None:
+        if spec.block is not None:
+            _check_beside(name, spec, blocks)
+        elif enclosing(name, blocks) is None:
             raise PlanError(
                 f"plan[{name!r}]: a router outside every block: no boundary around it captures `residual`, so its "
-                "visits have no place in the depth. Add the layer it belongs to, with tensors: {residual: output}."
+                "visits have no place in the depth. Add the layer it belongs to, with tensors: {residual: output}; or, "
+                "where its state is another module's output, name that block: `block: NAME`."
             )
     for name in blocks:
         if parts := plan.parts_of(name):
             _check_router(name, parts)
+
+
+def _check_beside(name: str, spec: CaptureSpec, blocks: Mapping[str, CaptureSpec]) -> None:
+    if spec.block not in blocks:
+        raise PlanError(
+            f"plan[{name!r}].block is {spec.block!r}, expected a boundary that captures `residual`."
+            f"{suggestion(str(spec.block), blocks)}"
+        )
+    if spec.is_block:
+        raise PlanError(
+            f"plan[{name!r}]: it captures `residual` and names the block {spec.block!r}; expected one of both. A "
+            "router of another block captures no residual."
+        )
+    if "expert_input" in spec.tensors:
+        raise PlanError(
+            f"plan[{name!r}]: expert_input of a module outside its block cannot be counted: an expert that is not "
+            "called would shift the calls of the others. Make the block a module around its experts."
+        )
 
 
 def _check_router(block: str, parts: Mapping[str, CaptureSpec]) -> None:
@@ -164,8 +187,18 @@ def _apply_glob(
             f"contract ({', '.join(CONTRACT)}) so that it inserts."
         )
     for name in matched:
+        fields = dict(written)
+        if isinstance(block := written.get("block"), str):
+            fields["block"] = block.replace("*", _matched_by(key, name))
         boundaries[name] = (
-            _merged(boundaries[name], written, where)
+            _merged(boundaries[name], fields, where)
             if name in boundaries
-            else _inserted(name, written, modules[name], where)
+            else _inserted(name, fields, modules[name], where)
         )
+
+
+def _matched_by(glob: str, name: str) -> str:
+    """What the first `*` or `?` of a glob stands for in a name that it matches."""
+    pattern = re.sub(r"\\\*|\\\?", lambda sign: "(.*)" if sign[0] == r"\*" else "(.)", re.escape(glob))
+    found = re.fullmatch(pattern, name, re.DOTALL)
+    return found[1] if found and found.groups() else ""

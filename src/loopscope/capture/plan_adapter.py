@@ -13,8 +13,8 @@ from loopscope.capture.plan import resolve_plan
 from loopscope.capture.plan_support import PlanSupport
 from loopscope.capture.proof_status import unproven
 from loopscope.capture.spec import CapturePlan, CaptureSpec
-from loopscope.capture.visits import expected_visits
-from loopscope.trace import TracePoint, VisitSpec
+from loopscope.capture.visits import VisitPlaces
+from loopscope.trace import TraceMeta, TracePoint, VisitSpec
 
 
 class PlanAdapter:
@@ -38,6 +38,7 @@ class PlanAdapter:
         self.plan = CapturePlan(
             plan, declared_layers=plan.declared_layers, notes=(*plan.notes, *gaps, *unproven(plan))
         )
+        self.places = VisitPlaces.of_plan(self.plan)
 
     def modules(self) -> Mapping[str, Any]:
         """Every module by name, in the model's order."""
@@ -48,8 +49,12 @@ class PlanAdapter:
         raise NotImplementedError
 
     def expected_visits(self) -> tuple[VisitSpec, ...]:
-        """What the plan promises."""
-        return expected_visits(self.plan)
+        """What the plan promises, in the order that was seen where one was."""
+        return self.places.expected()
+
+    def promised_meta(self) -> TraceMeta | None:
+        """The TraceMeta of a forward that keeps the plan's promise; None where it promises no number of calls."""
+        return self.places.promised_meta()
 
     def settings(self) -> Mapping[str, Any]:
         """Nothing shows."""

@@ -27,6 +27,7 @@ def point_of(
     at: VisitSpec,
     checks: Checks | None,
     expert_rows: list[int] | None = None,
+    traits: tuple[str, ...] = (),
 ) -> TracePoint:
     """One visit as a TracePoint.
 
@@ -38,6 +39,7 @@ def point_of(
         at: the visit's coordinates.
         checks: gets the counts of what is wrong; None: nothing is checked.
         expert_rows: tokens that each expert was called with, where the plan counts them.
+        traits: of the visit's tokens.
 
     Raises:
         ReconcileError: a shape or a type is not what the plan says.
@@ -62,7 +64,9 @@ def point_of(
             checks.append((where, spec, raw.logits.shape[0], proof.wrong_counts(raw, spec)))
         fields = router_fields(raw, spec, residual.shape[:2])
     if flat:
-        fields["traits"] = (*fields.get("traits", ()), "flat")
+        traits = (*traits, "flat")
+    if traits:
+        fields["traits"] = (*fields.get("traits", ()), *traits)
     return TracePoint(
         block=at.block,
         unrolled_pos=at.unrolled_pos,

@@ -80,6 +80,8 @@ class ForwardObserver:
             if failed:
                 self._failed()
                 return
+            if recording is not None:
+                recording.given(args, kwargs)
             if recording is not None and self._for_sink:
                 self.last_meta = recording.meta()
                 for point in recording.points():

@@ -38,6 +38,8 @@ ROUTER_TENSORS = TENSORS[:-1]
 MESH_AXES = ("dp", "dp_replicate", "dp_shard", "tp", "ep", "cp", "pp")
 PLACEMENTS = ("local", "replicated", "sequence-sharded")
 MERGES = ("sum", "none")
+TOKENS = ("same", "chunks")
+"""What the calls of a looped block see in one forward: all tokens in each pass, or each a part of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +58,10 @@ class CaptureSpec:
     """Physical number of the layer, for boundaries that give a visit; None counts them in order."""
     calls: int | None = 1
     """Calls in one forward, where promised; None where the depth is not fixed."""
+    block: str | None = None
+    """The block whose visits a router outside it belongs to, called once for each; None: the innermost around it."""
+    tokens: str | None = None
+    """"same" or "chunks"; None: judged from the shapes of the forward."""
     reducers: tuple[BoundReducer, ...] = ()
     """The user's own metrics."""
 
@@ -78,7 +84,11 @@ class CaptureSpec:
             "placements": dict(self.placements),
             "merge": self.merge,
             "calls": self.calls,
-            **({} if self.layer is None else {"layer": self.layer}),
+            **{
+                name: value
+                for name in ("layer", "block", "tokens")
+                if (value := getattr(self, name)) is not None
+            },
             **({} if self.routing is None else {"routing": self.routing.plain()}),
         }
 
@@ -111,13 +121,13 @@ class CapturePlan(FrozenMapping[str, CaptureSpec]):
         return {name: spec for name, spec in self.items() if spec.is_block and spec.merge != "none"}
 
     def parts_of(self, block: str) -> dict[str, CaptureSpec]:
-        """Router boundaries that belong to the visit of `block`: it itself, and what lies inside it and in no
-        block of its own."""
+        """Router boundaries that belong to the visit of `block`: it itself, what lies inside it and in no block of its
+        own, and what names it."""
         blocks = self.blocks()
         return {
             name: spec
             for name, spec in self.items()
-            if set(spec.tensors) & set(ROUTER_TENSORS) and enclosing(name, blocks) == block
+            if set(spec.tensors) & set(ROUTER_TENSORS) and (spec.block or enclosing(name, blocks)) == block
         }
 
     def experts_of(self, block: str) -> list[str]:

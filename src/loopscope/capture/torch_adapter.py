@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
 
+from loopscope.capture.adapter import Remark
 from loopscope.capture.capabilities import BackendSupport
 from loopscope.capture.errors import PlanError
 from loopscope.capture.requirements import Placement, Requirement
@@ -73,6 +74,13 @@ class SinkRecording:
     def meta(self) -> TraceMeta:
         """The model's own."""
         return cast(TraceMeta, self._model.trace_meta())
+
+    def given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """The model knows what it was given."""
+
+    def remarks(self) -> list[Remark]:
+        """Coverage tells: the model promises its visits itself."""
+        return []
 
     def blocks(self) -> list[str]:
         """A model that records itself names no modules."""

@@ -12,6 +12,8 @@ from loopscope.capture.errors import CoverageError
 from loopscope.capture.hooks import (
     RootHook,
     has_compiled,
+    has_failed,
+    in_backward,
     listening,
     plain_modules,
     runs_inside_compiled_code,
@@ -89,7 +91,7 @@ class TorchModelAdapter(PlanAdapter):
     def _listening(self) -> Iterator[Window]:
         with (
             self._padding.listening(self.modules(), self.plan.blocks()),
-            listening(self.model, self.plan) as window,
+            listening(self.model, self.plan, self.places) as window,
         ):
             yield window
 
@@ -122,7 +124,7 @@ class TorchModelAdapter(PlanAdapter):
 
         def closed(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
             # Called without an output where the forward raised (always_call).
-            after(args, kwargs, output, output is None and sys.exc_info()[0] is not None)
+            after(args, kwargs, output, has_failed(output))
 
         disable: Any = torch.compiler.disable
         handles = (
@@ -146,7 +148,7 @@ class TorchModelAdapter(PlanAdapter):
 
     def in_backward(self) -> bool:
         """True while autograd runs: a forward then is activation recompute."""
-        return torch._C._current_graph_task_id() != -1
+        return in_backward()
 
     def ignored(self) -> str:
         """Eval mode, or gradients that are off."""

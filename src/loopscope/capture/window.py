@@ -1,6 +1,6 @@
 """One traced forward: what the boundaries handed over, in call order, made into TracePoints at its end."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -9,13 +9,16 @@ import torch
 from torch import Tensor
 
 from loopscope.capture import proof
+from loopscope.capture.adapter import Remark
+from loopscope.capture.chunks import in_chunks, tokens_given
 from loopscope.capture.errors import CoverageError, ReconcileError
+from loopscope.capture.execution import ExecutionRecord
 from loopscope.capture.nearest import shortened
 from loopscope.capture.points import Checks, point_of, router_fields
 from loopscope.capture.source import Call, Source
 from loopscope.capture.spec import CapturePlan
 from loopscope.capture.values import plain_tensor
-from loopscope.capture.visits import meta_of, plan_visits
+from loopscope.capture.visits import VisitPlaces
 from loopscope.trace import TraceMeta, TracePoint, VisitSpec
 
 __all__ = ["Boundary", "Window", "boundaries_of", "router_fields"]
@@ -38,12 +41,14 @@ class Boundary:
     block: str
     sources: Mapping[str, Source]
     is_block: bool
+    is_beside: bool = False
+    """It lies outside its block, and is called once for each of its visits."""
 
 
 def boundaries_of(plan: CapturePlan) -> dict[str, Boundary]:
     """Every boundary that gives something, by module name."""
     return {
-        name: Boundary(name, block, spec.sources(f"plan[{name!r}]"), name == block)
+        name: Boundary(name, block, spec.sources(f"plan[{name!r}]"), name == block, spec.block is not None)
         for block in plan.blocks()
         for name, spec in {**plan.parts_of(block), block: plan[block]}.items()
     }
@@ -51,17 +56,42 @@ def boundaries_of(plan: CapturePlan) -> dict[str, Boundary]:
 
 @dataclass(slots=True)
 class Window:
-    """Collects the calls of one forward. Hooks call `record`; `points` ends it."""
+    """Collects the calls of one forward. Hooks call `began` and `record` or `failed`; `points` ends it."""
 
     plan: CapturePlan
+    places: VisitPlaces
+    execution: ExecutionRecord = field(default_factory=ExecutionRecord)
     visits: list[_Visit] = field(default_factory=list)
     pending: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    beside: dict[str, list[dict[str, Tensor]]] = field(default_factory=dict)
+    """Boundary outside its block → what its calls handed over."""
     expert_rows: dict[str, dict[str, int]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    tokens_given: int | None = None
+    """Tokens that the forward itself was given; None where that is not known."""
+
+    def boundary_now(self, boundaries: Sequence[Boundary]) -> Boundary:
+        """Which of several boundaries at one module a call is of: that of the block that runs."""
+        running = (each for each in boundaries if self.execution.is_running(each.block))
+        return next(running, boundaries[0])
+
+    def began(self, boundary: Boundary, *, in_backward: bool = False) -> None:
+        """A call of a boundary begins. What an earlier call of its block left and that did not end is forgotten."""
+        self.execution.enter(boundary.name, in_backward=in_backward)
+        if boundary.is_block and not in_backward:
+            self._forget(boundary)
+
+    def failed(self, boundary: Boundary) -> None:
+        """A call of a boundary raised: tried again, it is the same visit."""
+        self.execution.leave(boundary.name, failed=True)
+        if boundary.is_block:
+            self._forget(boundary)
 
     def record(self, boundary: Boundary, call: Call) -> None:
         """Take a boundary's tensors from one call. Never raises inside a model's forward: a problem is kept as
         text and raised at the window's end."""
+        if not self.execution.leave(boundary.name):
+            return  # a recompute of what was recorded already
         try:
             taken = {name: self.take(source.read(call), name) for name, source in boundary.sources.items()}
         except Exception as error:  # noqa: BLE001 - a decoder, a property of somebody's module: anything
@@ -69,6 +99,9 @@ class Window:
             self.problems.append(f"{boundary.name}: {name}{error}")
             return
         residual = taken.pop("residual", None)
+        if boundary.is_beside:
+            self.beside.setdefault(boundary.name, []).append(taken)
+            return
         if (given := taken.pop("expert_input", None)) is not None:
             rows = self.expert_rows.setdefault(boundary.block, {})
             rows[boundary.name] = rows.get(boundary.name, 0) + prod(given.shape[:-1])
@@ -85,11 +118,15 @@ class Window:
 
     def specs(self) -> list[VisitSpec]:
         """Coordinates of the visits so far."""
-        return plan_visits(self.plan, self.blocks())
+        return self.places.visits(self.blocks(), lambda call: bool(self.visits[call].router))
 
     def meta(self) -> TraceMeta:
         """The TraceMeta of this forward."""
-        return meta_of(self.specs())
+        return self.places.meta(self.specs())
+
+    def given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Note what the forward was called with."""
+        self.tokens_given = tokens_given(args, kwargs)
 
     def points(self, *, verify: bool = True) -> list[TracePoint]:
         """Every visit as a TracePoint, proven.
@@ -98,12 +135,15 @@ class Window:
             verify: reconcile each router's choice with its captured scores (one read from the device in all).
 
         Raises:
-            CoverageError: a boundary of the plan was never called.
+            CoverageError: no boundary of the plan was called.
             ReconcileError: what was captured is not what the model used.
         """
         if self.problems:
             raise ReconcileError("; ".join(self.problems))
-        self._check_calls()
+        if not self.visits:
+            raise CoverageError(not_called(list(self.plan.blocks()), len(self.plan.blocks())))
+        self._join_beside()
+        traits = self._traits()
         checks: Checks = []
         found = [
             point_of(
@@ -114,6 +154,7 @@ class Window:
                 at,
                 checks if verify else None,
                 self._rows_of(visit),
+                traits.get(visit.block, ()),
             )
             for visit, at in zip(self.visits, self.specs(), strict=True)
         ]
@@ -124,9 +165,27 @@ class Window:
                 proof.raise_if_wrong(wrong, tokens, spec, where)
         return found
 
-    def _rows_of(self, visit: _Visit) -> list[int] | None:
-        experts = self.plan.experts_of(visit.block)
-        return [visit.expert_rows.get(name, 0) for name in experts] if experts else None
+    def remarks(self) -> list[Remark]:
+        """What was promised and did not run, and blocks whose calls each saw a part of the tokens."""
+        called = set(self.blocks())
+        silent = [
+            name for name, spec in self.plan.blocks().items() if name not in called and spec.calls is not None
+        ]
+        found = []
+        if silent:
+            found.append(Remark("not_called", "warn", not_called(silent, len(self.plan.blocks()))))
+        bare = [visit.block for visit in self.visits if not visit.router and self.plan.parts_of(visit.block)]
+        if bare:
+            names = shortened(list(dict.fromkeys(bare)))
+            text = f"the routers of {len(bare)} visits were not called, or their hooks did not run: {names}."
+            found.append(Remark("not_called", "warn", f"{text} These visits have no row of a router."))
+        if parts := list(self._traits()):
+            text = (
+                f"each call of {shortened(parts)} sees a part of the forward's tokens: passes are not compared with "
+                "each other. Where they do see the same tokens, give the blocks `tokens: same`."
+            )
+            found.append(Remark("chunks", "info", text))
+        return found
 
     def take(self, value: Any, name: str) -> Any:
         """What is kept of a value that a source named: a tensor without its graph, local to this rank."""
@@ -140,17 +199,48 @@ class Window:
         """Let go of every tensor."""
         self.visits.clear()
         self.pending.clear()
+        self.beside.clear()
         self.expert_rows.clear()
 
-    def _check_calls(self) -> None:
-        if silent := [name for name in self.plan.blocks() if name not in self.blocks()]:
-            raise CoverageError(
-                f"{len(silent)} of {len(self.plan.blocks())} captured modules were not called, or their hooks did not "
-                f"run: {shortened(silent)}. A compiled graph runs no hook that came after it: compile blocks with "
-                "`block.compile()`, or the model with `torch.compile(model)`, and attach to what you call."
-            )
-        for visit in self.visits:
-            if not visit.router and self.plan.parts_of(visit.block):
-                raise CoverageError(
-                    f"{visit.block}: its router was not called in a visit, or its hook did not run."
+    def _forget(self, boundary: Boundary) -> None:
+        self.pending.pop(boundary.block, None)
+        self.expert_rows.pop(boundary.block, None)
+
+    def _rows_of(self, visit: _Visit) -> list[int] | None:
+        experts = self.plan.experts_of(visit.block)
+        return [visit.expert_rows.get(name, 0) for name in experts] if experts else None
+
+    def _join_beside(self) -> None:
+        """Give each visit what the routers beside its block handed over: the first call to the first, and so on."""
+        for name, calls in self.beside.items():
+            block = self.plan[name].block
+            visits = [visit for visit in self.visits if visit.block == block]
+            if len(visits) != len(calls):
+                raise ReconcileError(
+                    f"{name} was called {len(calls)} times, its block {block!r} {len(visits)} times; expected one call "
+                    "for each visit. Name the block whose state this router routes."
                 )
+            for visit, taken in zip(visits, calls, strict=True):
+                visit.router |= taken
+        self.beside.clear()
+
+    def _traits(self) -> dict[str, tuple[str, ...]]:
+        """Block → ("chunks",) where each of its calls saw a part of the tokens."""
+        tokens: dict[str, list[int]] = {}
+        for visit in self.visits:
+            tokens.setdefault(visit.block, []).append(prod(visit.residual.shape[:-1]))
+        told = {name: self.plan[name].tokens for name in tokens}
+        return {
+            name: ("chunks",)
+            for name, calls in tokens.items()
+            if told[name] == "chunks" or (told[name] is None and in_chunks(calls, self.tokens_given))
+        }
+
+
+def not_called(silent: Sequence[str], blocks: int) -> str:
+    """Said of blocks that a forward did not call."""
+    return (
+        f"{len(silent)} of {blocks} captured modules were not called, or their hooks did not run: {shortened(silent)}. "
+        "A compiled graph runs no hook that came after it: compile blocks with `block.compile()`, or the model with "
+        "`torch.compile(model)`, and attach to what you call. Where a block is optional, give it `calls: null`."
+    )

@@ -18,6 +18,7 @@ TRAITS: Mapping[str, str] = MappingProxyType(
         "null_experts": "the scores are also over experts that compute nothing",
         "grouped": "the choice is limited to groups of experts",
         "no_alternative": "the groups of a token hold no more experts than it takes",
+        "chunks": "each call of the block sees a part of the tokens",
         "flat": "tokens come one behind the other, and nothing says which make up a sequence",
     }
 )

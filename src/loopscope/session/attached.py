@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from loopscope.capture.runtime import ForwardObserver
-from loopscope.capture.visits import promised_meta
 from loopscope.errors import ConfigError, TraceError
 from loopscope.session.custom import CustomMetrics
 from loopscope.session.losses import LossLog, as_components
@@ -259,7 +258,7 @@ class Attachment:
             TraceError: the plan promises no number of calls, and nothing was recorded yet.
         """
         meta = None if self._observer is None else self._observer.last_meta
-        meta = meta or promised_meta(self.adapter.plan)
+        meta = meta or self.adapter.promised_meta()
         if meta is None:
             raise TraceError(
                 "the plan promises no number of calls, so the depth of the next forward is not known. Give every "
@@ -290,6 +289,8 @@ class Attachment:
         try:
             points = recording.points(verify=self.settings.verify)
             meta = recording.meta()
+            self._unseen.tell_remarks(self.collector, self.step, recording, raises=self._raises)
+            self.collector.expect(self.adapter.expected_visits())
             valid = self.adapter.valid(args, kwargs, points, recording.blocks())
             self._write_losses(self.step)
             assert self._custom is not None

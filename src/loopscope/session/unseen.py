@@ -1,8 +1,10 @@
-"""A step that was to be traced and saw no training forward: what is said of it."""
+"""What was to be traced and was not: a step without a training forward, blocks that were not called."""
 
 import logging
 from collections import Counter
 
+from loopscope.capture.adapter import Recording
+from loopscope.capture.errors import CoverageError
 from loopscope.collect import Collector
 from loopscope.errors import TraceError
 
@@ -15,6 +17,7 @@ class Unseen:
     def __init__(self) -> None:
         self._ignored: Counter[str] = Counter()
         """Why forwards did not count → how many."""
+        self._told: set[str] = set()
 
     def ignore(self, why: str) -> None:
         """A forward does not count."""
@@ -36,3 +39,18 @@ class Unseen:
         _log.warning("%s", detail)
         if raises:
             raise TraceError(detail)
+
+    def tell_remarks(self, collector: Collector, step: int, recording: Recording, *, raises: bool) -> None:
+        """Say once what a forward did not do as promised; its other visits have their rows.
+
+        Raises:
+            CoverageError: with `raises`.
+        """
+        for remark in recording.remarks():
+            if raises and remark.severity != "info":
+                raise CoverageError(remark.detail)
+            if remark.detail not in self._told:
+                self._told.add(remark.detail)
+                collector.record_event(step, remark.event, remark.severity, detail=remark.detail)
+                if remark.severity != "info":
+                    _log.warning("step %d: %s", step, remark.detail)

@@ -12,6 +12,7 @@ EVENTS = frozenset(
         "depth_differs",
         "sink_fault",
         "no_trace",
+        "not_called",
         "capture_failed",
     }
 )

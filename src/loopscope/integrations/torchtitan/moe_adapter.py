@@ -21,7 +21,6 @@ from loopscope.capture.routing import RoutingSpec
 from loopscope.capture.runtime import ForwardObserver
 from loopscope.capture.spec import CapturePlan, CaptureSpec
 from loopscope.capture.torch_base import TorchModelAdapter
-from loopscope.capture.visits import expected_visits, promised_meta
 
 _LAYER = re.compile(r"layers\.([^.]+)")
 _ROUTER = {"topk_weights": "output[0]", "topk_idx": "output[1]", "router_probs": "output[2]"}
@@ -63,7 +62,7 @@ def observe(model: nn.Module) -> ForwardObserver:
         CoverageError, PlanError: as `TorchtitanAdapter.derive`.
     """
     adapter = TorchtitanAdapter(model)
-    visits, meta = expected_visits(adapter.plan), promised_meta(adapter.plan)
+    visits, meta = adapter.expected_visits(), adapter.promised_meta()
     # Plain attributes, not submodules: nothing about the model's state or its names changes.
     model.expected_visits = lambda: visits  # type: ignore[assignment]
     model.trace_meta = lambda: meta  # type: ignore[assignment]
