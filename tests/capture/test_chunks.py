@@ -5,6 +5,7 @@ import torch
 
 from loopscope.capture.chunks import in_chunks, tokens_given
 
+NESTED = torch.nested.nested_tensor([torch.zeros(3, 4), torch.zeros(5, 4)], layout=torch.jagged)
 IDS, VECTORS, SCALES = torch.zeros(2, 8, dtype=torch.long), torch.zeros(2, 6, 4), torch.zeros(2, 8)
 
 
@@ -17,6 +18,7 @@ IDS, VECTORS, SCALES = torch.zeros(2, 8, dtype=torch.long), torch.zeros(2, 6, 4)
         ((), {"labels": IDS, "inputs_embeds": VECTORS}, 12),
         ((), {"batch": IDS}, 16),
         ((SCALES,), {}, None),
+        ((NESTED,), {}, None),
         ((), {}, None),
         (("text",), {"flag": True}, None),
     ],

@@ -33,6 +33,6 @@ def in_chunks(tokens: Sequence[int], given: int | None) -> bool:
 def _tokens(value: Any) -> int | None:
     shape = getattr(value, "shape", None)
     is_float = getattr(value, "is_floating_point", None)
-    if shape is None or is_float is None or len(shape) not in (2, 3):
+    if shape is None or is_float is None or len(shape) not in (2, 3) or getattr(value, "is_nested", False):
         return None
     return int(shape[0] * shape[1]) if len(shape) == (3 if is_float() else 2) else None
