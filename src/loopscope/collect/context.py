@@ -50,7 +50,8 @@ class StepClock:
 
     def __init__(self) -> None:
         self._start = time.monotonic()
-        self._steps: dict[int, RowDict] = {}
+        self._steps: dict[int, tuple[float, float, int | None]] = {}
+        """Step → monotonic seconds, seconds since 1970, tokens; made at every step, so plain numbers."""
 
     def begin(self, step: int, tokens_seen: int | None) -> None:
         """Note the start of `step`, or only its tokens where it has begun.
@@ -59,18 +60,20 @@ class StepClock:
             step: 1-based.
             tokens_seen: tokens of all ranks up to and with this step; None where they are not known, or not yet.
         """
-        now = self._steps.pop(step, None) or self._now(None)
-        self._steps[step] = now if tokens_seen is None else {**now, "tokens_seen": tokens_seen}
-        while len(self._steps) > _REMEMBERED_STEPS:
-            del self._steps[next(iter(self._steps))]
+        steps = self._steps
+        known = steps.pop(step, None)
+        if known is None:
+            steps[step] = (time.monotonic(), time.time(), tokens_seen)
+            if len(steps) > _REMEMBERED_STEPS:
+                del steps[next(iter(steps))]
+        else:
+            steps[step] = known if tokens_seen is None else (known[0], known[1], tokens_seen)
 
     def columns(self, step: int) -> RowDict:
         """`tokens_seen`, `elapsed_s` (since the attempt began) and `wall_time` (UTC) of `step`."""
-        return dict(self._steps.get(step) or self._now(None))
-
-    def _now(self, tokens_seen: int | None) -> RowDict:
+        began, since_1970, tokens_seen = self._steps.get(step) or (time.monotonic(), time.time(), None)
         return {
             "tokens_seen": tokens_seen,
-            "elapsed_s": time.monotonic() - self._start,
-            "wall_time": datetime.now(UTC),
+            "elapsed_s": began - self._start,
+            "wall_time": datetime.fromtimestamp(since_1970, UTC),
         }
