@@ -65,8 +65,8 @@ class Attachment:
             ended=self._step_ended,
         )
         self._tokens_seen: int | None = None
-        self._counts = False
-        """Whether the forward that runs is one of training, of a step."""
+        self._counts = self._traces = False
+        """Whether the forward that runs is one of training, of a step; whether the current step is to be traced."""
         self._unseen = Unseen()
         self._observer: ForwardObserver | None = None
         self._forget_optimizers: Callable[[], None]
@@ -277,7 +277,7 @@ class Attachment:
         if not self._counts:
             self._unseen.ignore("outside begin_step() and end_step(), or beyond num_microbatches")
             return False
-        return self._session.is_trace_step(self.step)
+        return self._traces
 
     def _forget_forward(self) -> None:
         if self._counts:
@@ -318,12 +318,12 @@ class Attachment:
         _log.warning("step %d was not traced: %s", self.step, detail)
 
     def _step_began(self, step: int) -> None:
-        self._session.begin_step(step, tokens_seen=self._tokens_seen)
-        self._tokens_seen = None
+        self.collector.begin_step(step, tokens_seen=self._tokens_seen)
+        self._tokens_seen, self._traces = None, self._session.is_trace_step(step)
 
     def _step_ended(self, step: int, saw_forward: bool) -> None:
         """Where the step was to be traced, its rows are written."""
-        if self._session.is_trace_step(step):
+        if self._traces:
             if not saw_forward and self._expects_trace:
                 self._nothing_came(step)
             self.collector.end_step(step)

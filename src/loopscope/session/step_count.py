@@ -58,10 +58,13 @@ class StepCount:
 
     def forward(self) -> bool:
         """A training forward begins; False where it belongs to no step (outside those that are told by hand)."""
-        if not self._by_hand and (self.is_full or not self.is_open):
-            self.end()
+        # At every step of a training: no property is asked that was asked a line before.
+        is_open, is_full = self.step > self._ended_step, self.is_full
+        if not self._by_hand and (is_full or not is_open):
+            if is_open:
+                self.end()
             self._start(self.step + 1)
-        if not self.is_open or self.is_full:
+        elif is_full or not is_open:
             return False
         self.microbatch += 1
         return True
