@@ -47,6 +47,14 @@ class RunExistsError(StoreError, FileExistsError):
     __str__ = Exception.__str__
 
 
+class UnreadableError(StoreError):
+    """Rows of a table were written, and none of them can be read."""
+
+
+class LeftOutWarning(UserWarning):
+    """An answer lacks rows of a run, since some of its files could not be read. No error: the others are there."""
+
+
 class SupersededError(StoreError):
     """Another process has taken the run over: what this one writes from here on is superseded."""
 

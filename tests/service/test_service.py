@@ -1,6 +1,7 @@
 """Routes, bounds, access: what a client can ask and what it can never reach."""
 
 import json
+import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,7 +14,7 @@ from service_runs import client, finished_run, loss_row, open_writer
 from loopscope import open_run
 from loopscope.errors import ConfigError
 from loopscope.report import page, write_report
-from loopscope.service import app, make_app, views
+from loopscope.service import app, catalog, make_app, views
 from loopscope.service.catalog import Catalog
 from loopscope.service.prometheus import _GAUGES, MOST_RUNS
 
@@ -93,12 +94,20 @@ def test_a_path_is_no_key(root, path):
     assert client(root).get(path).status_code == 404
 
 
-def test_links_out_of_the_root_are_not_followed(root, tmp_path_factory):
+def test_nobody_elses_links_out_of_the_root_are_followed(root, tmp_path_factory, monkeypatch):
     outside = finished_run(tmp_path_factory.mktemp("outside") / "secret", name="secret")
-    (root / "link").symlink_to(outside)
     (root / "half").mkdir()
     (root / "half" / "run.json").symlink_to(outside / "run.json")
     assert "secret" not in keys(client(root))
+    (root / "link").symlink_to(outside)
+    (root / "around").symlink_to(root)
+    assert keys(client(root)).keys() == {"first", "second", "secret"}
+    monkeypatch.setattr(catalog, "_is_ours", lambda entry: not entry.is_symlink())
+    assert "secret" not in keys(client(root))
+    monkeypatch.undo()
+    if os.geteuid() == 0:
+        os.lchown(root / "link", 12345, -1)
+        assert "secret" not in keys(client(root))
 
 
 def test_only_this_machine_is_answered(root):

@@ -11,7 +11,14 @@ import pytest
 from store_runs import change_manifest, write_attempt
 
 from loopscope.analysis import open_run
-from loopscope.errors import ConfigError, NotARunError, RunExistsError, SchemaError, StoreError
+from loopscope.errors import (
+    ConfigError,
+    LeftOutWarning,
+    NotARunError,
+    RunExistsError,
+    SchemaError,
+    StoreError,
+)
 from loopscope.store import RunReader, RunStore, read_table
 from loopscope.store.disk import Disk
 from loopscope.store.manifest import LAYOUT
@@ -139,7 +146,7 @@ def test_the_same_rows_twice_count_once(run: Path) -> None:
     assert any("the same rows" in str(p) for p in problems)
 
 
-def test_links_out_of_the_run_are_not_followed(run: Path, tmp_path: Path) -> None:
+def test_links_are_followed_to_what_is_proven_to_be_of_the_run(run: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     write_attempt(other, range(1, 4), seal=False)
     path = part(run)
@@ -149,8 +156,13 @@ def test_links_out_of_the_run_are_not_followed(run: Path, tmp_path: Path) -> Non
     (run / "tables" / "router").symlink_to(other / "tables")
     (run / "journal" / "00001-r0-00009.wal").symlink_to(next((other / "journal").glob("*.wal")))
     reader = RunReader(run)
-    assert reader.read("loss", live=False).num_rows == 3
-    assert sum(p.kind == "link" for p in reader.check_all()) == 3
+    assert reader.read("loss", live=False).num_rows == 13
+    assert not reader.read("router", live=False).num_rows
+    (problem,) = reader.check_all()
+    assert "its name and its header disagree" in str(problem)
+    outside.unlink()  # a cache that was cleared
+    with pytest.warns(LeftOutWarning, match=r"rows of table 'loss' are left out: .*No such file"):
+        assert read_table(run, "loss", live=False).num_rows == 3
 
 
 def test_a_journal_of_another_run_is_left_out(run: Path, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_sql_over_both_versions(both: Path) -> None:
         views = SqlViews(connection, [RunReader(both, tables=NEWER)])
         query = "select step, later from loss order by step"
         views.ensure(query)
-        assert connection.sql(query).fetchall() == [(1, None), (2, None), (3, None), (4, 0.5), (5, 0.5)]
+        assert views.connection.sql(query).fetchall() == [(1, None), (2, None), (3, None), (4, 0.5), (5, 0.5)]
 
 
 def test_a_newer_version_is_read_as_far_as_it_is_known_and_the_rest_is_named(both: Path) -> None:

@@ -15,7 +15,7 @@ from loopscope.catalog.row_batch import Ints, RowBatch
 from loopscope.catalog.rows import SCOPE, speaking
 from loopscope.catalog.rule_registry import RULE_COLUMNS
 from loopscope.store import RunReader
-from loopscope.store.parts.parquet import conform
+from loopscope.store.parts.parquet import arrow_source, conform
 from loopscope.store.read.files import SealedPart
 
 _LISTS = {"expert_count": "dead_experts"}
@@ -119,7 +119,7 @@ def _in_order(reader: RunReader, table: str) -> list[_File]:
 def _smallest(part: SealedPart, name: str) -> int | None:
     """A column's smallest value, as the part's statistics say."""
     try:
-        with pq.ParquetFile(part.path) as file:
+        with pq.ParquetFile(arrow_source(part.path)) as file:
             position, groups = file.schema_arrow.names.index(name), range(file.num_row_groups)
             found = [file.metadata.row_group(group).column(position).statistics.min for group in groups]
             return min((int(value) for value in found if value is not None), default=None)
@@ -134,7 +134,7 @@ def _reads_part(
 
     def read() -> Iterator[pa.Table]:
         try:
-            with pq.ParquetFile(part.path, page_checksum_verification=True) as file:
+            with pq.ParquetFile(arrow_source(part.path), page_checksum_verification=True) as file:
                 there = set(file.schema_arrow.names)
                 for group in range(file.num_row_groups):
 

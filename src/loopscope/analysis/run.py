@@ -26,12 +26,20 @@ if TYPE_CHECKING:
 class Run:
     """What a run held when it was opened; `refresh` looks again. Reading never holds up whoever writes.
 
-    Rows that a rollback superseded are left out unless `live=False` asks for them.
+    Rows that a rollback superseded are left out unless `live=False` asks for them. Threads may share a run; one that is
+    sent to another process is opened there anew.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.reader = RunReader(path)
+    def __init__(self, path: str | Path, *, partial: bool = False) -> None:
+        self._partial = partial
+        self._origin: tuple[Any, object] = (Path(path).absolute(), None)
+        """What `open_run` was given, and the filesystem of it."""
+        self.reader = RunReader(path, tells=not partial)
         """The look at the files behind everything else."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # In another process, or a copy: opened anew, since connections and open files do not travel.
+        return (_opened_again, (*self._origin, self._partial))
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, run_id={self.run_id!r}, tables={self.tables})"
@@ -120,7 +128,7 @@ class Run:
 
     @property
     def connection(self) -> duckdb.DuckDBPyConnection:
-        """The DuckDB connection behind `sql`, with the views of all tables; in memory, and this object's own."""
+        """This thread's DuckDB connection behind `sql`, with the views of all tables; in memory, this object's own."""
         self._views.ensure()
         return self._views.connection
 
@@ -132,7 +140,11 @@ class Run:
 
     def refresh(self) -> Run:
         """The run as it is now."""
-        return Run(self.path)
+        return Run(self.path, partial=self._partial)
+
+
+def _opened_again(path: Any, filesystem: object, partial: bool) -> Run:
+    return open_run(path, filesystem=filesystem, partial=partial)
 
 
 def _installed(package: str) -> Any:
@@ -142,13 +154,16 @@ def _installed(package: str) -> Any:
         raise StoreError(f"{package} is not installed; `pip install {package}`, or use .arrow()") from None
 
 
-def open_run(path: str | Path, *, filesystem: object = None) -> Run:
+def open_run(path: str | Path, *, filesystem: object = None, partial: bool = False) -> Run:
     """Open a run directory for reading: while it is written, after a crash, after rollbacks.
 
     Args:
         path: the run directory; or a URI such as ``s3://bucket/runs/one``, whose files are copied to a temporary
             folder first, which goes away with the returned object.
         filesystem: a pyarrow or fsspec filesystem that `path` is a path on.
+        partial: give what can be read of a table without a word; `problems` has what cannot. Without it a table of
+            which some files cannot be read comes with a `LeftOutWarning`, and where none can, that is an
+            `UnreadableError`.
 
     Raises:
         NotARunError: the folder holds no run.
@@ -156,11 +171,12 @@ def open_run(path: str | Path, *, filesystem: object = None) -> Run:
         ConfigError: there is no filesystem for the URI.
     """
     if filesystem is None and "://" not in str(path):
-        return Run(path)
+        return Run(path, partial=partial)
     folder = Path(mkdtemp(prefix="loopscope-"))
     try:
         Remote.of(str(path), filesystem).fetch(folder)
-        run = Run(folder)
+        run = Run(folder, partial=partial)
+        run._origin = (path, filesystem)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,19 +13,22 @@ import pyarrow as pa
 
 from loopscope.analysis.run import Run
 from loopscope.analysis.sql_views import SqlViews
-from loopscope.errors import NotARunError, SchemaError
+from loopscope.errors import NotARunError, StoreError
 
 if TYPE_CHECKING:
     import duckdb
 
 
 class Runs(Sequence[Run]):
-    """Runs in order of their creation; a copied run counts once."""
+    """Runs in order of their creation, a branch behind the run that it left; a copied run counts once."""
 
     def __init__(self, runs: Sequence[Run], skipped: Sequence[str] = ()) -> None:
         self._runs = list(runs)
         self.skipped = list(skipped)
         """Folders that matched and are no run, or copies of one that is here already; with the reason."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Runs, (self._runs, self.skipped))
 
     def __getitem__(self, index):  # type: ignore[no-untyped-def]
         return self._runs[index]
@@ -60,7 +63,7 @@ class Runs(Sequence[Run]):
             }
             for run in self._runs
         ]
-        views.connection.register("run", pa.Table.from_pylist(about))
+        views.register("run", pa.Table.from_pylist(about))
         return views
 
 
@@ -76,7 +79,7 @@ def open_runs(pattern: str | Path) -> Runs:
     for path in sorted(glob.glob(str(pattern), recursive=True)):  # noqa: PTH207
         try:
             run = Run(path)
-        except (NotARunError, SchemaError) as error:
+        except StoreError as error:
             skipped.append(str(error))
         else:
             first = found.setdefault(run.run_id, run)
@@ -86,4 +89,18 @@ def open_runs(pattern: str | Path) -> Runs:
         raise NotARunError(
             f"no run matches {str(pattern)!r}. Give a pattern such as 'runs/*'. {' '.join(skipped)}"
         )
-    return Runs([found[run_id] for run_id in sorted(found)], skipped)
+    return Runs(_in_order(found), skipped)
+
+
+def _in_order(runs: Mapping[str, Run]) -> list[Run]:
+    """By creation, as run ids are; but a branch never before the run that it left, whatever clock made its id."""
+    ordered: dict[str, Run] = {}
+
+    def add(run_id: str | None, above: frozenset[str] = frozenset()) -> None:
+        if run_id is not None and run_id in runs and run_id not in ordered and run_id not in above:
+            add(runs[run_id].manifest.parent_run_id, above | {run_id})
+            ordered[run_id] = runs[run_id]
+
+    for run_id in sorted(runs):
+        add(run_id)
+    return list(ordered.values())

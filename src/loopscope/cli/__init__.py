@@ -5,6 +5,7 @@ A verb is a frozen keyword-only dataclass: its fields are the flags, its `run()`
 """
 
 import difflib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -81,6 +82,13 @@ def _fail(text: str, status: int) -> int:
     return status
 
 
+def _print_anything() -> None:
+    """A letter that the terminal's encoding lacks becomes a question mark, and ends no command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="replace")
+
+
 def _load(name: str) -> Any:
     return getattr(import_module(f"loopscope.cli.{name}"), _CLASSES.get(name, name.capitalize()))
 
@@ -91,6 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: what follows the program's name; None takes the process's own.
     """
+    _print_anything()
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given:
         return _fail(_USAGE, 2)

@@ -49,7 +49,7 @@ class Alerts:
         if self.path is None:
             _print_rules(overrides.on(AlertSettings()))
             return 0
-        run = open_run(self.path)
+        run = open_run(self.path, partial=True)
         found = findings(run, overrides)
         if self.json:
             for alert in found.alerts:

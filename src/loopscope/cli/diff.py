@@ -89,7 +89,7 @@ class Diff:
 
 
 def _side(path: str) -> list[Run]:
-    return list(open_runs(path)) if any(sign in path for sign in "*?[") else [open_run(path)]
+    return list(open_runs(path)) if any(sign in path for sign in "*?[") else [open_run(path, partial=True)]
 
 
 def _named(runs: Sequence[Run]) -> str:

@@ -37,7 +37,10 @@ class Report(RuleFlags):
 
         with working("writing the report"):
             parts = write_report(
-                [open_run(path) for path in self.paths], self.out, settings=self.bounds(), by=self.by
+                [open_run(path, partial=True) for path in self.paths],
+                self.out,
+                settings=self.bounds(),
+                by=self.by,
             )
         console = make_console()
         for part in parts:

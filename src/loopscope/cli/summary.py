@@ -30,7 +30,7 @@ class Summary(RunFlag):
         """
         console = make_console()
         with working("reading the run"):
-            run = open_run(self.path)
+            run = open_run(self.path, partial=True)
             parts = [Group(*section(run)) for section in _SECTIONS]
         for index, part in enumerate(parts):
             if index:

@@ -67,7 +67,7 @@ class Watch(RuleFlags):
         return 0
 
     def _look(self, console: Console, settings: AlertOverrides) -> Group:
-        return view(open_run(self.path), settings, width=console.width)
+        return view(open_run(self.path, partial=True), settings, width=console.width)
 
     def _follow(self, console: Console, settings: AlertOverrides) -> None:
         """One look over the other; under it in a terminal that cannot go back up."""

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
@@ -49,7 +50,9 @@ def write_report(
         raise ConfigError(
             f"got {len(runs)} runs, expected 1 to {MOST_RUNS}. Name fewer runs, or make several reports."
         )
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, ExitStack() as quiet:
+        for run in runs:  # the page itself begins with what it lacks
+            quiet.enter_context(run.reader.quietly())
         # Seconds of work that need none of the rows.
         bundle = pool.submit(script_bundle)
         pages = [read_run_page(run, f"r{index}", settings) for index, run in enumerate(runs)]

@@ -178,7 +178,9 @@ class _Service:
 
     async def table(self, request: Request) -> Response:
         entry, table = await self._asked(request), request.path_params["table"]
-        read = partial(steady, [entry], lambda: rows(open_run(entry.path), table, request.query_params))
+        read = partial(
+            steady, [entry], lambda: rows(open_run(entry.path, partial=True), table, request.query_params)
+        )
         return Json(await run_in_threadpool(read))
 
 

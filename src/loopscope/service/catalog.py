@@ -107,20 +107,32 @@ class Catalog:
 
 
 def _manifests(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """run.json files below the root. Links are not followed, so that nothing outside the root is ever served."""
+    """run.json files below the root. A link to a folder is followed where both have one owner: nobody else's link shows
+    what they may not read themselves."""
     folders = [(root, 0)]
+    seen: set[tuple[int, int]] = set()
     while folders:
         folder, depth = folders.pop()
         manifest = folder / MANIFEST
         try:
+            there = folder.stat()
+            if (place := (there.st_dev, there.st_ino)) in seen:
+                continue  # A link to a folder around it.
+            seen.add(place)
             if manifest.is_file() and not manifest.is_symlink():
                 yield manifest, manifest.stat()
                 continue  # What lies in a run is the run's.
             if depth < _DEPTH:
                 with os.scandir(folder) as inside:
-                    folders += [(Path(e.path), depth + 1) for e in inside if e.is_dir(follow_symlinks=False)]
+                    folders += [(Path(e.path), depth + 1) for e in inside if e.is_dir() and _is_ours(e)]
         except OSError:
             continue  # Deleted while we looked, or not ours to read.
+
+
+def _is_ours(entry: os.DirEntry[str]) -> bool:
+    if not entry.is_symlink():
+        return True
+    return entry.stat(follow_symlinks=False).st_uid == entry.stat().st_uid
 
 
 def _signs(path: Path) -> Iterator[tuple[str, int, int]]:

@@ -51,7 +51,9 @@ class CachedViews:
 
         def make() -> str:
             live = "/api/compare/version?" + urlencode([("run", key) for key in keys])
-            part = comparison([open_run(e.path) for e in entries], [shown_name(e.name) for e in entries], by)
+            part = comparison(
+                [open_run(e.path, partial=True) for e in entries], [shown_name(e.name) for e in entries], by
+            )
             return render([], part, "", live=live, nonce=self._nonce)
 
         page = await self.cache.get(
@@ -67,7 +69,7 @@ class CachedViews:
         return await self.cache.get(
             ("headline", entry.key),
             entry.version,
-            lambda: steady([entry], lambda: headline(open_run(entry.path), self._bounds)),
+            lambda: steady([entry], lambda: headline(open_run(entry.path, partial=True), self._bounds)),
             lambda _: _SMALL,
         )
 
@@ -85,7 +87,7 @@ class CachedViews:
         """Page and charts. The text is kept, not the part: its rows as Python objects take twenty times the memory."""
 
         def make() -> tuple[str, bytes]:
-            part = read_run_page(open_run(entry.path), "r0", self._bounds)
+            part = read_run_page(open_run(entry.path, partial=True), "r0", self._bounds)
             page = render([part], None, "", live=f"/api/runs/{entry.key}/version", nonce=self._nonce)
             return page, bytes(Json(chart_json(part)).body)
 

@@ -6,6 +6,8 @@ import sys
 import weakref
 from pathlib import Path
 
+from loopscope.errors import UnsupportedError
+
 _DELETED = " (deleted)"
 _F_GETPATH = 50
 """macOS: the path of a descriptor."""
@@ -19,7 +21,12 @@ class RunFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        """Hold the directory that is there now. Raises OSError."""
+        """Hold the directory that is there now. Raises OSError; UnsupportedError where a directory cannot be held."""
+        if not hasattr(os, "O_DIRECTORY"):
+            raise UnsupportedError(
+                "runs are written on POSIX systems (Linux, macOS) alone: this one cannot hold a directory open while "
+                "it is renamed. Train there, or in WSL; reading a run works here."
+            )
         self._last = path
         self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self.fd)

@@ -127,11 +127,25 @@ def write_manifest(disk: Disk, root: Path, manifest: Manifest) -> Manifest:
             root / MANIFEST, len(names), ", ".join(names[:_MOST_NAMED]), more,
         )  # fmt: skip
     try:
-        document = encode_document(manifest, indent=2)
+        document = encode_document(_as_text(manifest), indent=2)
     except (TypeError, ValueError) as error:
         raise StoreError(f"run.json cannot hold the run's manifest: {error}. Hand over plain data.") from None
     write_file(disk, root / MANIFEST, document)
     return manifest
+
+
+def _as_text(manifest: Manifest) -> Manifest:
+    """The manifest with text that is no UTF-8 (a folder's name in a path) made readable."""
+    fields = {name: _readable(getattr(manifest, name)) for name in ("run_name", *_OPEN)}
+    return msgspec.structs.replace(manifest, **fields)
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode(errors="replace").decode()
+    if isinstance(value, dict):
+        return {_readable(name): _readable(item) for name, item in value.items()}
+    return [_readable(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def read_manifest(root: Path) -> Manifest:

@@ -5,7 +5,8 @@ The first row of each table holds the columns' names too, so that a reader of an
 """
 
 import contextlib
-import os
+import errno
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,10 +21,10 @@ _named = msgspec.structs.asdict
 
 
 def read_journal(path: Path) -> bytes:
-    """The bytes of a journal file, which may be growing. Raises OSError; a symbolic link is refused."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    with os.fdopen(fd, "rb") as file:
-        return file.read()
+    """The bytes of a journal file, which may be growing. Raises OSError, also for what is no file and would block."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "is no file", str(path))
+    return path.read_bytes()
 
 
 class Journal:

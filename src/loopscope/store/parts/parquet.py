@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import zlib
 from collections.abc import Iterable
+from io import BytesIO
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,15 @@ def temporary_for(root: Path, name: str) -> Path:
     another's half-written file.
     """
     return root / JOURNAL_DIR / f"{name}.{secrets.token_hex(4)}.tmp"
+
+
+def arrow_source(path: Path) -> Path | BytesIO:
+    """What Arrow opens a file by: its path, or its bytes where the path is no valid text, which Arrow refuses."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return BytesIO(path.read_bytes())
+    return path
 
 
 def file_crc(path: Path) -> int:

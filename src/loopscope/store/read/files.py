@@ -20,7 +20,7 @@ from loopscope.store.names import (
     parse_ledger,
     parse_part,
 )
-from loopscope.store.parts.parquet import Ledger, PartMeta, file_crc
+from loopscope.store.parts.parquet import Ledger, PartMeta, arrow_source, file_crc
 from loopscope.store.schema import TableSchema
 
 
@@ -36,6 +36,8 @@ class Problem:
     """What is wrong, and what is left out because of it."""
     lost_rows: int | None = None
     """Rows known to be lost; None where that is not known."""
+    table: str = ""
+    """The table whose rows they are, where the file is one of several tables."""
 
     def __str__(self) -> str:
         lost = "" if self.lost_rows is None else f" [{self.lost_rows} row(s) lost]"
@@ -72,12 +74,10 @@ class RunFiles:
     """Journals that were kept because some of their rows could not be sealed."""
     problems: list[Problem] = field(default_factory=list)
 
-    def is_link(self, path: Path) -> bool:
-        """True for a symbolic link, which becomes a problem."""
-        if path.is_symlink():
-            text = "is a symbolic link; a run holds its own files; left out"
-            self.problems.append(Problem("link", str(path.relative_to(self.root)), text))
-        return path.is_symlink()
+    def unreadable(self, kind: str, path: Path, error: OSError) -> None:
+        """Note what could not be listed or opened."""
+        text = f"cannot be read ({error.strerror or error}); its rows are left out"
+        self.problems.append(Problem(kind, path.relative_to(self.root).as_posix(), text))
 
 
 def scan_files(root: Path, *, journals: bool = True) -> RunFiles:
@@ -90,12 +90,10 @@ def scan_files(root: Path, *, journals: bool = True) -> RunFiles:
     files = RunFiles(root)
     if journals:
         # Read first, so that one that is being sealed meanwhile is not missed: its parts are found below.
-        for name in _names(root / JOURNAL_DIR):
+        for name in _names(files, JOURNAL_DIR):
             _scan_journal(files, name)
-    for name in _names(root / TABLES_DIR):
-        folder = root / TABLES_DIR / name
-        if not files.is_link(folder) and folder.is_dir():
-            _scan_table(files, name, folder)
+    for name in _names(files, TABLES_DIR):
+        _scan_table(files, name, root / TABLES_DIR / name)
     return files
 
 
@@ -103,25 +101,23 @@ def _scan_journal(files: RunFiles, name: str) -> None:
     path, where = files.root / JOURNAL_DIR / name, f"{JOURNAL_DIR}/{name}"
     if name.endswith(".wal.damaged"):
         files.damaged.append(name)
-    elif (segment := parse_ledger(name)) is not None and not path.is_symlink():
+    elif (segment := parse_ledger(name)) is not None:
         try:
             files.ledgers[segment] = decode_document(path.read_bytes(), Ledger)
         except (OSError, ValueError) as error:
             text = f"cannot be read ({error}); a part of it that vanished would not be missed"
             files.problems.append(Problem("journal", where, text, 0))
-    elif (segment := parse_journal(name)) is not None and not files.is_link(path):
+    elif (segment := parse_journal(name)) is not None:
         try:
             files.journals[segment] = read_journal(path)
-        except FileNotFoundError:
-            return  # Sealed since we listed.
         except OSError as error:
-            text = f"cannot be read ({error.strerror or error}); its rows are left out"
-            files.problems.append(Problem("journal", where, text))
+            if _is_link(path) or not isinstance(error, FileNotFoundError):  # else sealed since we listed
+                files.unreadable("journal", path, error)
 
 
 def _scan_table(files: RunFiles, table: str, folder: Path) -> None:
     chosen: dict[Segment, SealedPart] = {}
-    for name in _names(folder):
+    for name in _names(files, f"{TABLES_DIR}/{table}"):
         path = folder / name
         parsed = parse_part(name)
         if parsed is None:
@@ -129,7 +125,13 @@ def _scan_table(files: RunFiles, table: str, folder: Path) -> None:
                 text = "is not named as a part of this table is; its rows are left out"
                 files.problems.append(Problem("part", f"{TABLES_DIR}/{table}/{name}", text))
             continue
-        if files.is_link(path) or not stat.S_ISREG(path.lstat().st_mode):
+        # A link is followed (caches and data versioning keep runs so): what a part holds is proven by its name.
+        try:
+            if not stat.S_ISREG(path.stat().st_mode):
+                files.problems.append(Problem("part", f"{TABLES_DIR}/{table}/{name}", "is no file; left out"))
+                continue
+        except OSError as error:
+            files.unreadable("part", path, error)
             continue
         part = SealedPart(path, table, *parsed)
         if (first := chosen.setdefault(part.segment, part)) is not part:
@@ -142,11 +144,23 @@ def _scan_table(files: RunFiles, table: str, folder: Path) -> None:
         files.parts[table] = [chosen[s] for s in sorted(chosen)]
 
 
-def _names(folder: Path) -> list[str]:
+def _names(files: RunFiles, folder: str) -> list[str]:
+    path = files.root / folder
     try:
-        return sorted(os.listdir(folder))  # noqa: PTH208 - names alone are wanted
-    except (FileNotFoundError, NotADirectoryError):
+        return sorted(os.listdir(path))  # noqa: PTH208 - names alone are wanted
+    except NotADirectoryError:
         return []
+    except OSError as error:
+        if _is_link(path) or not isinstance(error, FileNotFoundError):
+            files.unreadable("part" if folder.startswith(TABLES_DIR) else "journal", path, error)
+        return []
+
+
+def _is_link(path: Path) -> bool:
+    try:
+        return path.is_symlink()
+    except OSError:  # of a folder that may not be entered
+        return False
 
 
 def attempts_with_progress(
@@ -194,7 +208,7 @@ def verify_part(part: SealedPart, run_id: str, schema: TableSchema | None) -> Ve
     found = file_crc(part.path)
     if found != part.crc:
         raise ValueError(f"the CRC-32 of its content is {found:08x}, its name says {part.crc:08x}")
-    arrow = pq.read_schema(part.path)
+    arrow = pq.read_schema(arrow_source(part.path))
     meta = PartMeta.decode(arrow.metadata)
     said = (meta.table, meta.run_id, meta.attempt, meta.writer, meta.seq)
     named = (part.table, run_id, part.segment.attempt, part.segment.writer, part.segment.seq)

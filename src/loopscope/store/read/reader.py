@@ -1,8 +1,10 @@
 """Reading a run while it is written, after a crash, after rollbacks: sealed parts and what the journals hold."""
 
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
@@ -10,19 +12,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from loopscope.errors import NotARunError, SchemaError, StoreError
+from loopscope.errors import NotARunError, SchemaError
 from loopscope.store.attempts import (
     LiveRange,
     attempt_rows,
-    chain_faults,
     live_ranges,
-    merge_attempts,
-    read_attempts,
 )
 from loopscope.store.journal.decode import JournalColumns, decode_journal, holds_row_of
-from loopscope.store.manifest import LAYOUT, Attempt, Manifest, read_manifest
-from loopscope.store.names import JOURNAL_DIR, MANIFEST, TABLES_DIR, Segment
-from loopscope.store.parts.parquet import conform
+from loopscope.store.names import JOURNAL_DIR, Segment
+from loopscope.store.parts.parquet import arrow_source, conform
+from loopscope.store.read import left_out
 from loopscope.store.read.files import (
     Problem,
     RunFiles,
@@ -33,7 +32,7 @@ from loopscope.store.read.files import (
     scan_files,
     verify_part,
 )
-from loopscope.store.read.rebuild import rebuild_manifest
+from loopscope.store.read.rebuild import open_attempts, open_manifest
 from loopscope.store.schema import TableSchema
 from loopscope.store.tables import TABLES
 
@@ -41,32 +40,44 @@ from loopscope.store.tables import TABLES
 class RunReader:
     """A run as it was when it was opened. Nothing is written, nothing is locked."""
 
-    def __init__(self, path: str | Path, *, tables: Mapping[str, TableSchema] = TABLES) -> None:
+    def __init__(
+        self, path: str | Path, *, tables: Mapping[str, TableSchema] = TABLES, tells: bool = False
+    ) -> None:
         """Open a run directory.
+
+        Args:
+            path: of the run. It is found again where the program has changed its folder.
+            tables: the schema registry.
+            tells: what an answer lacks is told with it (see `left_out`); without, `problems` alone has it.
 
         Raises:
             NotARunError: the folder holds no run.
             SchemaError: it holds one of a layout that this version reads no more.
         """
-        self.root = Path(path)
-        self.schemas = tables
+        self.root = Path(path).absolute()
+        self.schemas, self._tells = tables, tells
         try:
             is_folder = self.root.is_dir()
         except OSError as error:  # a name that is too long, a folder on the way that may not be entered
-            raise NotARunError(f"{self.root} is not a run: {error.strerror or error}.") from None
+            raise NotARunError(f"{path} is not a run: {error.strerror or error}.") from None
         if not is_folder:
-            raise NotARunError(f"{self.root} is not a run: there is no such folder.")
+            raise NotARunError(f"{path} is not a run: there is no such folder.")
         self.files: RunFiles = scan_files(self.root)
         self.problems: list[Problem] = list(self.files.problems)
         """What was found to be wrong so far: a table's parts are checked when it is read."""
+        self._mutex = threading.RLock()
         self._verified: dict[Path, VerifiedPart | None] = {}
         """Part that was checked → what it says of itself; None where it did not pass."""
         self._checked_missing = False
         self._noted: set[Segment] = set()
         """Journals that are known to have been sealed damaged."""
         self._journal_rows: dict[Segment, dict[str, list[pa.Table]]] = {}
-        self.manifest = self._manifest()
-        self.attempts = self._attempts()
+        self.manifest, problems = open_manifest(self.root, self.files, tables)
+        self.problems += problems
+        self.attempts, problems = open_attempts(self.root, self.manifest, self.files)
+        for segment, ledger in sorted(self.files.ledgers.items()):
+            self._lost_in_sealing(segment, ledger.lost)
+        self.problems += problems
         with_rows = attempts_with_progress(self.files.parts, tables)
         progress = {name for name, schema in tables.items() if schema.progress}
         for segment, data in self.files.journals.items():
@@ -98,10 +109,12 @@ class RunReader:
 
         Raises:
             SchemaError: the table or a column does not exist.
+            UnreadableError: there are rows, and none of them can be read; where this reader tells.
         """
         schema = self.schema(table)
         wanted = list(schema.names if columns is None else columns)
         pieces = list(self.iterate(table, live=live, columns=wanted))
+        self.tell(table, has_rows=any(piece.num_rows for piece in pieces), stacklevel=3)
         return pa.concat_tables(pieces) if pieces else schema.arrow.empty_table().select(wanted)
 
     def iterate(
@@ -121,8 +134,8 @@ class RunReader:
         needed = wanted if not live or "step" in wanted else [*wanted, "step"]
         target = pa.schema([schema.arrow.field(c) for c in needed])
         for part in self.parts(table, live=live):
-            if (piece := self._read_part(part, target)) is not None:
-                yield (self.only_live(piece, part.segment.attempt) if live else piece).select(wanted)
+            for piece in self.part_rows(part, target, live=live):
+                yield piece.select(wanted)
         for attempt, chunk in self.journal_rows(table, live=live):
             piece = chunk.select(needed)
             yield (self.only_live(piece, attempt) if live else piece).select(wanted)
@@ -146,11 +159,13 @@ class RunReader:
         With `live`, parts of attempts without a live row are left out.
         """
         wanted = [p for p in self.files.parts.get(table, ()) if not live or p.segment.attempt in self.live]
-        if len(wanted) > 1:
-            # Checksums take long, and release the interpreter's lock.
-            with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-                list(pool.map(self._verify, wanted))
-        return [p for p in wanted if self._verify(p) is not None]
+        with self._mutex:
+            unknown = [part for part in wanted if part.path not in self._verified]
+            if len(unknown) > 1:
+                # Checksums take long, and release the interpreter's lock.
+                with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+                    list(pool.map(self._verify, unknown))
+            return [part for part in wanted if self._verify(part) is not None]
 
     def columns_of(self, part: SealedPart) -> tuple[str, ...]:
         """The registry's columns that a part has; none where it does not pass verification."""
@@ -160,13 +175,38 @@ class RunReader:
 
     def journal_rows(self, table: str, *, live: bool = True) -> list[tuple[int, pa.Table]]:
         """(attempt, rows) of what is not sealed yet; a segment whose part is there and whole is left out."""
-        sealed = {p.segment for p in self.files.parts.get(table, ()) if self._verify(p) is not None}
-        return [
-            (segment.attempt, chunk)
-            for segment in sorted(self.files.journals)
-            if segment not in sealed and (not live or segment.attempt in self.live)
-            for chunk in self._rows_of(segment).get(table, ())
-        ]
+        with self._mutex:
+            ours = [p for p in self.files.parts.get(table, ()) if p.segment in self.files.journals]
+            sealed = {part.segment for part in ours if self._verify(part) is not None}
+            return [
+                (segment.attempt, chunk)
+                for segment in sorted(self.files.journals)
+                if segment not in sealed and (not live or segment.attempt in self.live)
+                for chunk in self._rows_of(segment).get(table, ())
+            ]
+
+    def tell(self, table: str, *, has_rows: bool, stacklevel: int = 1) -> None:
+        """Say what was left out of a table that was just read, where this reader tells; see `left_out.tell`."""
+        if self._tells and table != "attempt":
+            self._missing_parts()
+            problems = left_out.of_table(self.problems, table)
+            left_out.tell(
+                self.root,
+                table,
+                problems,
+                has_rows=has_rows,
+                was_there=table in self.files.parts or bool(self.files.journals),
+                stacklevel=stacklevel + 1,
+            )
+
+    @contextmanager
+    def quietly(self) -> Iterator[None]:
+        """Tell nothing while the body runs: it says itself what is wrong."""
+        before, self._tells = self._tells, False
+        try:
+            yield
+        finally:
+            self._tells = before
 
     def check_all(self) -> list[Problem]:
         """Check every file, and return all problems."""
@@ -174,9 +214,7 @@ class RunReader:
             self._verify(part)
         for segment in self.files.journals:
             self._rows_of(segment)
-        if not self._checked_missing:
-            self._missing_parts()
-            self._checked_missing = True
+        self._missing_parts()
         return self.problems
 
     def only_live(self, piece: pa.Table, attempt: int) -> pa.Table:
@@ -187,8 +225,8 @@ class RunReader:
             keep = pc.and_(keep, pc.less(piece["step"], live.end))
         return piece.filter(keep)
 
-    def _problem(self, kind: str, where: str, text: str, lost: int | None = None) -> None:
-        self.problems.append(Problem(kind, where, text, lost))
+    def _problem(self, kind: str, where: str, text: str, lost: int | None = None, table: str = "") -> None:
+        self.problems.append(Problem(kind, where, text, lost, table))
 
     def _verify(self, part: SealedPart) -> VerifiedPart | None:
         if part.path in self._verified:
@@ -234,25 +272,24 @@ class RunReader:
         self._problem("part", part.where, f"{reason}; its rows are left out", lost)
 
     def _missing_parts(self) -> None:
-        """Parts that a ledger names and that are not there."""
-        there = {(p.table, p.segment) for parts in self.files.parts.values() for p in parts}
-        for segment, ledger in sorted(self.files.ledgers.items()):
-            if segment in self.files.journals:
-                continue
-            for table, count in ledger.rows.items():
-                if (table, segment) not in there:
-                    where = f"{TABLES_DIR}/{table}/part-{segment.stem}-{ledger.crc32.get(table, '')}.parquet"
-                    self._problem("part", where, "is not there any more", count)
+        if not self._checked_missing:
+            self._checked_missing = True
+            self.problems += left_out.missing_parts(self.files)
 
-    def _read_part(self, part: SealedPart, target: pa.Schema) -> pa.Table | None:
+    def part_rows(
+        self, part: SealedPart, target: pa.Schema | None = None, *, live: bool = True
+    ) -> list[pa.Table]:
+        """The rows of one part as one table; none where it cannot be read. `target` needs `step` for live rows."""
+        target = self.schema(part.table).arrow if target is None else target
         try:
-            with pq.ParquetFile(part.path, page_checksum_verification=True) as file:
+            with pq.ParquetFile(arrow_source(part.path), page_checksum_verification=True) as file:
                 names = set(file.schema_arrow.names)
                 table = file.read(columns=[c for c in target.names if c in names])
-            return conform(table, target)
+            rows = conform(table, target)
         except (OSError, ValueError, pa.ArrowException) as error:
             self._reject(part, f"cannot be read ({error})")
-            return None
+            return []
+        return [self.only_live(rows, part.segment.attempt) if live else rows]
 
     def _rows_of(self, segment: Segment) -> dict[str, list[pa.Table]]:
         if segment not in self._journal_rows:
@@ -280,6 +317,7 @@ class RunReader:
                 "schema",
                 where,
                 f"holds {count} row(s) of table {table!r}, which this loopscope does not know",
+                table=table,
             )
         for table, names in columns.unknown_columns.items():
             text = (
@@ -287,57 +325,12 @@ class RunReader:
             )
             self._problem("schema", where, text, 0)
         for table, count in columns.misfits.items():
-            self._problem("journal", where, f"{count} row(s) of table {table!r} do not fit its schema", count)
+            self._problem(
+                "journal", where, f"{count} row(s) of table {table!r} do not fit its schema", count, table
+            )
         return rows
-
-    def _manifest(self) -> Manifest:
-        try:
-            manifest = read_manifest(self.root)
-        except SchemaError:
-            raise
-        except StoreError as error:
-            rebuilt = rebuild_manifest(self.files, self.schemas)
-            if rebuilt is None:
-                if isinstance(error, NotARunError):
-                    raise
-                raise NotARunError(f"{error}; and no row was found to rebuild it from") from None
-            self._problem(
-                "manifest",
-                MANIFEST,
-                f"missing or invalid ({error}); identity and attempts were rebuilt from the rows",
-            )
-            return rebuilt
-        if manifest.format > LAYOUT:
-            text = (
-                f"has layout {manifest.format}, written by loopscope {manifest.loopscope_version}; this version knows "
-                f"layout {LAYOUT}: what it reads is right as far as it goes, and may not be all"
-            )
-            self._problem("schema", MANIFEST, text, 0)
-        return manifest
-
-    def _attempts(self) -> list[Attempt]:
-        found, faults = read_attempts(self.root)
-        attempts = merge_attempts(found, self.manifest.attempts)
-        there = {
-            p.segment for p in chain.from_iterable(self.files.parts.values())
-        } | self.files.journals.keys()
-        lost = sorted({segment.attempt for segment in there} - {a.attempt for a in attempts})
-        faults += chain_faults(attempts)
-        faults += [f"attempt {n} has rows but is recorded nowhere; its rows are not live" for n in lost]
-        for fault in faults:
-            self._problem("attempt", "attempts", fault)
-        for segment, ledger in sorted(self.files.ledgers.items()):
-            self._lost_in_sealing(segment, ledger.lost)
-        for name in self.files.damaged:
-            self._problem(
-                "journal",
-                f"{JOURNAL_DIR}/{name}",
-                "was sealed although some of it could not be read; kept for inspection",
-                0,
-            )
-        return attempts
 
 
 def read_table(path: str | Path, name: str, *, live: bool = True) -> pa.Table:
     """Rows of one table of the run at `path`; see `RunReader.read`."""
-    return RunReader(path).read(name, live=live)
+    return RunReader(path, tells=True).read(name, live=live)

@@ -1,17 +1,67 @@
-"""Identity and attempts of a run whose run.json is lost, from its parts and journals alone."""
+"""A run's identity and attempts: what run.json says or, where it is lost, its parts and journals alone."""
 
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from itertools import chain
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from loopscope.errors import NotARunError, SchemaError, StoreError
+from loopscope.store.attempts import chain_faults, merge_attempts, read_attempts
 from loopscope.store.journal.frames import JournalHeader, journal_header, refusal
-from loopscope.store.manifest import Attempt, Manifest
-from loopscope.store.parts.parquet import PartMeta
-from loopscope.store.read.files import RunFiles
+from loopscope.store.manifest import LAYOUT, Attempt, Manifest, read_manifest
+from loopscope.store.names import ATTEMPTS_DIR, JOURNAL_DIR, MANIFEST
+from loopscope.store.parts.parquet import PartMeta, arrow_source
+from loopscope.store.read.files import Problem, RunFiles
 from loopscope.store.schema import TableSchema
+
+
+def open_manifest(
+    root: Path, files: RunFiles, tables: Mapping[str, TableSchema]
+) -> tuple[Manifest, list[Problem]]:
+    """The manifest, and what is wrong with it.
+
+    Raises:
+        NotARunError: there is none, and no row to rebuild it from.
+        SchemaError: the run has a layout that this version reads no more.
+    """
+    try:
+        manifest = read_manifest(root)
+    except SchemaError:
+        raise
+    except StoreError as error:
+        rebuilt = rebuild_manifest(files, tables)
+        if rebuilt is None:
+            if isinstance(error, NotARunError):
+                raise
+            raise NotARunError(f"{error}; and no row was found to rebuild it from") from None
+        text = f"missing or invalid ({error}); identity and attempts were rebuilt from the rows"
+        return rebuilt, [Problem("manifest", MANIFEST, text)]
+    if manifest.format <= LAYOUT:
+        return manifest, []
+    text = (
+        f"has layout {manifest.format}, written by loopscope {manifest.loopscope_version}; this version knows "
+        f"layout {LAYOUT}: what it reads is right as far as it goes, and may not be all"
+    )
+    return manifest, [Problem("schema", MANIFEST, text, 0)]
+
+
+def open_attempts(root: Path, manifest: Manifest, files: RunFiles) -> tuple[list[Attempt], list[Problem]]:
+    """Every attempt that the folder or run.json knows, and what is wrong with them."""
+    found, faults = read_attempts(root)
+    attempts = merge_attempts(found, manifest.attempts)
+    there = {part.segment for part in chain.from_iterable(files.parts.values())} | files.journals.keys()
+    lost = sorted({segment.attempt for segment in there} - {attempt.attempt for attempt in attempts})
+    faults += chain_faults(attempts)
+    faults += [f"attempt {n} has rows but is recorded nowhere; its rows are not live" for n in lost]
+    problems = [Problem("attempt", ATTEMPTS_DIR, fault) for fault in faults]
+    text = "was sealed although some of it could not be read; kept for inspection"
+    return attempts, problems + [
+        Problem("journal", f"{JOURNAL_DIR}/{name}", text, 0) for name in files.damaged
+    ]
 
 
 def rebuild_manifest(files: RunFiles, tables: Mapping[str, TableSchema]) -> Manifest | None:
@@ -19,7 +69,7 @@ def rebuild_manifest(files: RunFiles, tables: Mapping[str, TableSchema]) -> Mani
     sources: list[PartMeta | JournalHeader] = []
     for part in (part for parts in files.parts.values() for part in parts):
         try:
-            meta = PartMeta.decode(pq.read_schema(part.path).metadata)
+            meta = PartMeta.decode(pq.read_schema(arrow_source(part.path)).metadata)
         except (OSError, ValueError, pa.ArrowException):
             continue
         if part.table not in tables or meta.schema_version >= tables[part.table].oldest:

@@ -144,7 +144,7 @@ class RunStore:
         refuse_existing(root)
         manifest = new_manifest(
             run_id=run_id,
-            run_name=run_name or root.name,
+            run_name=run_name or root.name.encode(errors="replace").decode(),
             expected_visits=[dict(v) for v in expected_visits],
             trace_meta=None if trace_meta is None else dict(trace_meta),
             configuration=dict(configuration or {}),
