@@ -4,8 +4,8 @@
 
 Makes an environment that sees this one's packages, installs each package into it without its dependencies (and the few
 that are missing), and runs its recipe in a process of its own: the block of the page as it stands, five steps on random
-tokens, every row against hooks on the experts' inputs and the blocks' outputs. Exits with 1 where one is not equal, or
-has more than ten lines.
+tokens, every row against hooks on the experts' inputs and the blocks' outputs, every loss against the same training
+without loopscope. Exits with 1 where one is not equal, or has more than ten lines.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ def main() -> int:
     found = []
     with tempfile.TemporaryDirectory() as folder:
         python = environment(options.environment or Path(folder))
-        print(f"{'package':<30} {'lines':>5} {'visits':>6} {'routed':>6}  counts  norms   places")
+        print(f"{'package':<30} {'lines':>5} {'visits':>6} {'routed':>6}  counts  norms   places  losses")
         for name in options.only:
             found.append(row := run(python, name))
-            parts = [str(row.get(kind, "-")) for kind in ("counts", "norms", "places")]
+            parts = [str(row.get(kind, "-")) for kind in ("counts", "norms", "places", "losses")]
             columns = "  ".join(f"{part:<6}" for part in parts)
             numbers = f"{row.get('lines', '-'):>5} {row.get('visits', '-'):>6} {row.get('routed', '-'):>6}"
             print(f"{name:<30} {numbers}  {columns}", flush=True)

@@ -1,4 +1,5 @@
-"""Runs the recipe of one package: its block of the page, five steps, every row against our own hooks.
+"""Runs the recipe of one package: its block of the page, five steps, every row against our own hooks, and every loss
+against that of the same training without loopscope.
 
     python recipe_run.py NAME RECIPES.md
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import random
 import re
 import sys
 import tempfile
@@ -19,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from recipe_subjects import BATCH, LENGTH, SUBJECTS, VOCABULARY, Visit
+from recipe_subjects import BATCH, LENGTH, SUBJECTS, VOCABULARY, Subject, Visit
 
 import loopscope
 import loopscope.capture
@@ -77,6 +79,30 @@ def compared(run: Any, expected: list[list[Visit]]) -> dict[str, list[str]]:
     return found
 
 
+def built(name: str) -> Subject:
+    """The package's model; built twice, it is the same."""
+    torch.manual_seed(0)
+    random.seed(0)
+    subject = SUBJECTS[name]()
+    torch.manual_seed(1)  # of what is drawn in training
+    return subject
+
+
+def trained(subject: Subject, attached: Any = None) -> tuple[list[str], list[list[Visit]]]:
+    """The losses of all steps bit for bit, and the visits that our own hooks saw."""
+    generator = torch.Generator().manual_seed(1)
+    optimizer = None if subject.step else torch.optim.SGD(subject.model.parameters(), lr=0.05)
+    losses, expected = [], []
+    for _ in range(STEPS):
+        ids = torch.randint(0, VOCABULARY, (BATCH, LENGTH), generator=generator)
+        loss = subject.step(ids) if subject.step else subject.train(ids, optimizer)
+        if attached is not None:
+            attached.log_loss(loss)
+        losses.append(loss.hex())
+        expected.append(list(subject.visits))
+    return losses, expected
+
+
 def _close(found: list[float], shares: list[float]) -> bool:
     total = math.fsum(found)
     return all(
@@ -90,26 +116,24 @@ def main() -> int:
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    torch.manual_seed(0)
     figures: dict[str, Any] = {"package": name}
     try:
         code = block_of(page, name)
         figures["lines"] = sum(bool(line.strip()) for line in code.splitlines())
-        subject = SUBJECTS[name]()
+        alone, _ = trained(built(name))
+        subject = built(name)
         with tempfile.TemporaryDirectory() as folder:
             scope: dict[str, Any] = {"model": subject.model, "OUT": folder + "/run", "loopscope": loopscope}
             exec(compile(code, f"{page.name}: {name}", "exec"), scope)
-            generator = torch.Generator().manual_seed(1)
-            optimizer = None if subject.step else torch.optim.SGD(subject.model.parameters(), lr=0.05)
-            expected = []
             with scope["run"] as attached:
-                for _ in range(STEPS):
-                    ids = torch.randint(0, VOCABULARY, (BATCH, LENGTH), generator=generator)
-                    loss = subject.step(ids) if subject.step else subject.train(ids, optimizer)
-                    attached.log_loss(loss)
-                    expected.append(list(subject.visits))
+                losses, expected = trained(subject, attached)
             run = loopscope.open_run(folder + "/run")
             differing = compared(run, expected)
+            differing["losses"] = [
+                f"step {step}: {with_it}, {without} without loopscope"
+                for step, (without, with_it) in enumerate(zip(alone, losses, strict=True), start=1)
+                if without != with_it
+            ]
             figures["events"] = [
                 f"{row['event']}: {row['detail']}"
                 for row in run.arrow("health").to_pylist()
