@@ -34,6 +34,23 @@ def glob_gaps(globs: Iterable[str], captured: Iterable[str], modules: Mapping[st
     return found
 
 
+def left_out(blocks: Iterable[str], modules: Mapping[str, Any]) -> frozenset[str]:
+    """Modules beside the blocks, of their class and with another number, that are no blocks themselves.
+
+    Args:
+        blocks: names.
+        modules: every module of the model by name.
+    """
+    known = set(blocks)
+    same = {id(modules[name]) for name in known if name in modules}
+    kinds = {(_place(name), type(modules[name])) for name in known if name in modules and _place(name)}
+    return frozenset(
+        name
+        for name, part in modules.items()
+        if (_place(name), type(part)) in kinds and name not in known and id(part) not in same
+    )
+
+
 def _place(name: str) -> tuple[str, str] | None:
     """What stands before and behind the last number in a name; None where there is none."""
     match = re.fullmatch(r"(.*?)(?<![^.])\d+((?:\.[^.]*[^.\d][^.]*)*)", name)

@@ -75,6 +75,11 @@ def fitting(mask: Any, points: Sequence[TracePoint]) -> Any:
     Raises:
         MaskError: it is not of the shape of the visits.
     """
+    if isinstance(mask, Tensor) and (mask.is_floating_point() or mask.is_complex()):
+        raise MaskError(
+            f"valid= gave {mask.dtype}, expected bool, True for tokens that count. A mask that is added to scores is "
+            "0 where a token counts: return mask == 0."
+        )
     for point in points:
         shape = tuple(point.residual.shape[:2])
         if isinstance(mask, Tensor) and "flat" in point.traits and mask.numel() == shape[1]:

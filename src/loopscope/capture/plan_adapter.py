@@ -8,7 +8,7 @@ from loopscope.capture.adapter import LossParts
 from loopscope.capture.capabilities import BackendSupport
 from loopscope.capture.errors import CoverageError
 from loopscope.capture.glob_gaps import glob_gaps
-from loopscope.capture.masks import fitting
+from loopscope.capture.masks import MaskError, fitting
 from loopscope.capture.plan import resolve_plan
 from loopscope.capture.plan_support import PlanSupport
 from loopscope.capture.proof_status import unproven
@@ -83,10 +83,21 @@ class PlanAdapter:
         points: Sequence[TracePoint],
         blocks: Sequence[str],
     ) -> Any:
-        """The mask of the user's own function, where one was given."""
-        if self._valid is None or (mask := self._valid(args, kwargs)) is None:
+        """The mask of the user's own function, where one was given.
+
+        Raises:
+            MaskError: the function raised, or gave something else than a mask of the visits.
+        """
+        if self._valid is None:
             return None
-        return fitting(self.as_torch(mask), points)
+        try:
+            mask = self._valid(args, kwargs)
+        except Exception as error:
+            raise MaskError(
+                f"valid= raised {type(error).__name__}: {error}. It is called with the forward's positional arguments "
+                "(a tuple) and its keyword arguments (a dict), and gives [B, S] bool, or None where all tokens count."
+            ) from error
+        return None if mask is None else fitting(self.as_torch(mask), points)
 
     def as_torch(self, mask: Any) -> Any:
         """The user's mask as a torch tensor."""

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from loopscope.capture.errors import CoverageError
+from loopscope.capture.glob_gaps import left_out
 from loopscope.capture.hooks import (
     RootHook,
     has_compiled,
@@ -19,6 +20,7 @@ from loopscope.capture.hooks import (
     runs_inside_compiled_code,
 )
 from loopscope.capture.local_variables import check_local_names, local_names
+from loopscope.capture.nearest import shortened
 from loopscope.capture.padding import PaddingReader
 from loopscope.capture.plan_adapter import PlanAdapter
 from loopscope.capture.window import Window
@@ -44,6 +46,8 @@ class TorchModelAdapter(PlanAdapter):
         super().__init__(model, **options)
         self._padding = PaddingReader()
         self.check_plan()
+        modules = self.modules()
+        self._num_modules, self._left_out = len(modules), left_out(self.plan.blocks(), modules)
 
     def modules(self) -> dict[str, nn.Module]:
         """Name without wrappers → module."""
@@ -89,11 +93,21 @@ class TorchModelAdapter(PlanAdapter):
 
     @contextmanager
     def _listening(self) -> Iterator[Window]:
+        self._check_structure(self.modules())
         with (
+            listening(self.model, self.plan, self.places) as window,  # first: it names a module that is gone
             self._padding.listening(self.modules(), self.plan.blocks()),
-            listening(self.model, self.plan, self.places) as window,
         ):
             yield window
+
+    def _check_structure(self, modules: Mapping[str, nn.Module]) -> None:
+        if len(modules) == self._num_modules:
+            return
+        if added := sorted(left_out(self.plan.blocks(), modules) - self._left_out):
+            raise CoverageError(
+                f"{shortened(added)} came to the model beside the blocks that are captured, after it was attached. "
+                "Change the structure of the model before attaching."
+            )
 
     def valid(
         self,

@@ -21,6 +21,11 @@ from loopscope.collect.traced_step import TracedStep
 from loopscope.errors import MetricInputError, TraceError
 from loopscope.trace import VisitSpec
 
+_NOTHING_COUNTS = (
+    "no token of the step counts, so that its metrics are null: its batches are empty, or its mask says that all of it "
+    "is padding. Leave such batches out, or say which tokens count (`valid` of attach, or of on_trace_step)"
+)
+
 
 def exchange(
     layout: ExchangeLayout, traced: TracedStep | None, step: int, num_microbatches: int, reducer: RankReducer
@@ -107,7 +112,7 @@ def merged_rows(
     ]
     residual = found.tables["residual"]
     if residual and all(row.get("num_tokens") == 0 for row in residual):
-        found.events.append(health.event("no_valid_token", "warn", detail="valid is False everywhere"))
+        found.events.append(health.event("no_valid_token", "critical", detail=_NOTHING_COUNTS))
     found.events.append(health.of_bytes(merged.counts["trace_bytes"]))
     found.problems = list(broken_values(found))
     if failures:
