@@ -13,7 +13,7 @@ from loopscope.errors import ConfigError, TraceError
 from loopscope.session.custom import CustomMetrics
 from loopscope.session.losses import LossLog, as_components
 from loopscope.session.optimizers import on_step
-from loopscope.session.ranks import decide, rank_and_world, rank_reducer
+from loopscope.session.ranks import decide, loss_merge, rank_and_world, rank_reducer
 from loopscope.session.run import Loopscope
 from loopscope.session.step_count import StepCount
 from loopscope.session.unseen import Unseen
@@ -108,6 +108,7 @@ class Attachment:
                 parent_run_id=self._session.run_id if resumed else None,
                 parent_attempt=self._session.last_attempt if resumed else None,
             )
+            self._losses.merge = loss_merge(self.adapter, world_size)
             self._observer = ForwardObserver(
                 self.adapter,
                 wanted=self._wanted,
@@ -125,11 +126,12 @@ class Attachment:
         _ATTACHED.add(id(model))
         return self
 
-    def close(self, *, expects_trace: bool = True) -> None:
+    def close(self, *, expects_trace: bool = True, together: bool = True) -> None:
         """Remove the hooks, write what is left. A second call does nothing.
 
         Args:
-            expects_trace: False where it is no fault that nothing was traced: training failed, or had no step left.
+            expects_trace: False where nothing traced is no fault: training failed, or had no step left.
+            together: False where other ranks may not come here: nothing waits for them, unmerged rows are left out.
         """
         observer, self._observer = self._observer, None
         if observer is None:
@@ -137,13 +139,13 @@ class Attachment:
         _ATTACHED.discard(id(self.adapter.model))
         with ExitStack() as stack:
             stack.callback(self._session.close)
-            stack.callback(self._write_losses, self.step + 1)
+            stack.callback(self._write_losses, 1, together)
             observer.remove()
             self._forget_optimizers()
             self._expects_trace = expects_trace
             if not self._count.has_begun and expects_trace:
                 self._nothing_came(self._first_step)
-            self._count.end()
+            self._count.end() if together or rank_and_world()[1] == 1 else self._count.drop()
 
     def __enter__(self) -> Attachment:
         return self.open()
@@ -151,7 +153,7 @@ class Attachment:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
-        self.close(expects_trace=kind is None)
+        self.close(expects_trace=kind is None, together=kind is None)
 
     # -- for the training loop --------------------------------------------------------------------------------------
 
@@ -239,7 +241,7 @@ class Attachment:
         """Write the `loss` row of the current step, for models whose output does not tell the loss.
 
         Args:
-            loss: the objective, where it is cross-entropy alone; else all six components.
+            loss: the objective of all ranks, where it is cross-entropy alone; else all six components.
             grad_norm: norm before clipping.
             lr: learning rate of the update.
         """
@@ -292,7 +294,8 @@ class Attachment:
             self._unseen.tell_remarks(self.collector, self.step, recording, raises=self._raises)
             self.collector.expect(self.adapter.expected_visits())
             valid = self.adapter.valid(args, kwargs, points, recording.blocks())
-            self._write_losses(self.step)
+            if not self._losses.is_merged:
+                self._write_losses()
             assert self._custom is not None
             self._custom.run(self.collector, self.step, points, recording.blocks())
         except Exception as error:  # noqa: BLE001 - whatever is wrong with a trace must not end the training
@@ -327,6 +330,8 @@ class Attachment:
             if not saw_forward and self._expects_trace:
                 self._nothing_came(step)
             self.collector.end_step(step)
+            if self._losses.is_merged:
+                self._write_losses()
 
     def _nothing_came(self, step: int) -> None:
         self._unseen.tell(self.collector, step, raises=self._raises)
@@ -337,14 +342,9 @@ class Attachment:
             self._count.done()
 
     def _read_loss(self, kwargs: Mapping[str, Any], output: Any) -> None:
-        try:
+        with self._losses.guarded(self.collector, self.step, raises=self._raises):
             self._losses.read(self.adapter, self.step, self._lr, kwargs, output)
-        except Exception as error:  # a configuration or an output that nobody foresaw
-            if self._raises:
-                raise
-            detail = f"no loss is read from the model's output any more: {type(error).__name__}: {error}"
-            self.collector.record_event(self.step, "loss_unread", "critical", detail=detail)
 
-    def _write_losses(self, before: int) -> None:
-        for step, components, known in self._losses.finished(before):
-            self.collector.on_metrics_step(step, components, **known)
+    def _write_losses(self, ahead: int = 0, together: bool = True) -> None:
+        with self._losses.guarded(self.collector, self.step, raises=self._raises):
+            self._losses.write(self.collector, self.step + ahead, together=together)

@@ -1,12 +1,18 @@
 """Losses from the model's output and from the trainer, kept until they may be read without waiting."""
 
+from __future__ import annotations
+
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from loopscope.capture.adapter import Adapter, LossParts
 from loopscope.trace import LossComponents
+
+if TYPE_CHECKING:
+    from loopscope.collect import Collector
 
 
 @dataclass(slots=True)
@@ -20,6 +26,11 @@ class _Step:
     objective: str | None = None
     """Why the objective is not what the model's output says."""
 
+    def on_host(self) -> _Step:
+        """The same in plain numbers; waits for the device."""
+        parts = [replace(part, total=_number(part.total), lb=_number(part.lb)) for part in self.parts]
+        return replace(self, parts=parts, total=_number(self.total), grad_norm=_number(self.grad_norm))
+
 
 class LossLog:
     """The objective by step. Reading device scalars waits for the device, so it comes late and in order."""
@@ -27,6 +38,13 @@ class LossLog:
     def __init__(self) -> None:
         self._steps: dict[int, _Step] = {}
         self._reads = True
+        self.merge: Callable[[Any], list[Any]] | None = None
+        """Gives what every rank has to say, in their order; None where there is one rank."""
+
+    @property
+    def is_merged(self) -> bool:
+        """True where `write` is collective."""
+        return self.merge is not None
 
     def read(
         self, adapter: Adapter, step: int, lr: float | None, kwargs: Mapping[str, Any], output: Any
@@ -41,6 +59,17 @@ class LossLog:
             raise
         if parts is not None:
             self.add(step, parts, lr)
+
+    @contextmanager
+    def guarded(self, collector: Collector, step: int, *, raises: bool) -> Iterator[None]:
+        """Makes a critical event of what goes wrong with a loss, unless it `raises`."""
+        try:
+            yield
+        except Exception as error:  # a configuration or an output that nobody foresaw, a rank that is gone
+            if raises:
+                raise
+            detail = f"losses of the model's output are missing: {type(error).__name__}: {error}"
+            collector.record_event(step, "loss_unread", "critical", detail=detail)
 
     def stop_reading(self) -> None:
         """The loop tells its losses itself."""
@@ -66,12 +95,38 @@ class LossLog:
         """Forget a step that did not come to its end."""
         self._steps.pop(step, None)
 
-    def finished(self, before: int) -> Iterator[tuple[int, LossComponents, Mapping[str, Any]]]:
-        """Take out the steps before `before`, in order: step, components, and what else `on_metrics_step` takes."""
-        for number in sorted(number for number in self._steps if number < before):
-            step = self._steps.pop(number)
-            if step.parts or step.total is not None:
-                yield number, *_of_step(step)
+    def write(self, collector: Collector, before: int, *, together: bool = True) -> None:
+        """Write the rows of the steps before `before`, in order.
+
+        Args:
+            collector: takes them.
+            before: the same on every rank, all of which come here.
+            together: False where the other ranks do not come: there are no rows then, since one rank's loss is not that
+                of the run.
+        """
+        for number, components, known in self.finished(before, together=together):
+            if components is not None:
+                collector.on_metrics_step(number, components, **known)
+            else:
+                detail = "no loss row: training ended before the ranks merged their losses of this step"
+                collector.record_event(number, "loss_unread", "warn", detail=detail)
+
+    def finished(
+        self, before: int, *, together: bool = True
+    ) -> Iterator[tuple[int, LossComponents | None, Mapping[str, Any]]]:
+        """Take out the steps before `before`, in order: step, components, and what else `on_metrics_step` takes; no
+        components where they are not known, see `write`."""
+        numbers = sorted(number for number in self._steps if number < before)
+        own = {number: self._steps.pop(number) for number in numbers}
+        told = {number: step for number, step in own.items() if step.parts or step.total is not None}
+        if self.merge is None:
+            yield from ((number, *_of_step([step])) for number, step in told.items())
+        elif not together:
+            yield from ((number, None, {}) for number in told)
+        else:
+            by_rank = self.merge({number: step.on_host() for number, step in told.items()})
+            for number in sorted({number for steps in by_rank for number in steps}):
+                yield number, *_of_step([steps[number] for steps in by_rank if number in steps])
 
 
 def as_components(loss: Any) -> tuple[LossComponents, dict[str, str]]:
@@ -91,25 +146,40 @@ def as_components(loss: Any) -> tuple[LossComponents, dict[str, str]]:
     )
 
 
-def _of_step(step: _Step) -> tuple[LossComponents, Mapping[str, Any]]:
-    parts, count = step.parts, len(step.parts)
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _first(values: Iterable[Any]) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+def _of_step(ranks: Sequence[_Step]) -> tuple[LossComponents, Mapping[str, Any]]:
+    """Of what each rank keeps of one step. The objective is the mean over ranks, as their gradients are averaged; what
+    the trainer tells is of all ranks already."""
+    parts = [part for step in ranks for part in step.parts]
     # Where the loss was divided by the tokens of the whole step, microbatches add up; else they are averaged.
     is_partial = bool(parts) and parts[0].is_partial
-    own = sum(float(part.total) for part in parts) / (1 if is_partial else max(count, 1))
+    sums = [
+        (math.fsum(float(part.total) for part in step.parts), len(step.parts)) for step in ranks if step.parts
+    ]
+    own = math.fsum(total / (1 if is_partial else count) for total, count in sums) / max(len(sums), 1)
     balancing = [float(part.lb) for part in parts if part.lb is not None]
     lb = math.fsum(balancing) / len(balancing) if balancing else 0.0
     # A balancing term that every microbatch adds whole is in the step's objective as often as there are microbatches.
-    factor = parts[0].lb_factor * (count if is_partial else 1) if balancing else 0.0
-    total = own if step.total is None else float(step.total)
+    factor = parts[0].lb_factor * (len(parts) / len(sums) if is_partial else 1) if balancing else 0.0
+    told, norm = _first(step.total for step in ranks), _first(step.grad_norm for step in ranks)
+    objective = _first(step.objective for step in ranks)
+    total = own if told is None else float(told)
     absent = {"z_loss": "the model's output tells none"}
     if not balancing:
         absent["lb_loss"] = "the model's output tells none"
     if not parts:
         absent |= dict.fromkeys(("task_loss", "closure_error"), "the trainer tells its total alone")
-    elif step.total is None:
+    elif told is None:
         absent["closure_error"] = "the model's output tells its total alone"
-    if step.objective is not None:
-        absent |= dict.fromkeys(("lb_loss_factor", "closure_error"), step.objective)
+    if objective is not None:
+        absent |= dict.fromkeys(("lb_loss_factor", "closure_error"), objective)
     components = LossComponents(
         task_loss=own - factor * lb if parts else total,
         lb_loss=lb,
@@ -118,5 +188,8 @@ def _of_step(step: _Step) -> tuple[LossComponents, Mapping[str, Any]]:
         z_loss_factor=0.0,
         total_loss=total,
     )
-    norm = None if step.grad_norm is None else float(step.grad_norm)
-    return components, {"grad_norm": norm, "lr": step.lr, "absent": absent}
+    return components, {
+        "grad_norm": _number(norm),
+        "lr": _first(step.lr for step in ranks),
+        "absent": absent,
+    }

@@ -51,6 +51,11 @@ def gather(value: T, /) -> list[T]:
     return found
 
 
+def loss_merge(adapter: Adapter, world_size: int) -> Callable[[Any], list[Any]] | None:
+    """What gives the losses of all ranks; None where there is one, or where no forward tells its loss."""
+    return gather if world_size > 1 and getattr(adapter, "objective", False) else None
+
+
 def _initialised() -> Any:
     import torch.distributed as dist
 

@@ -98,7 +98,7 @@ class LoopscopeCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Remove the hooks and write what is left."""
-        self.close()
+        self._close(together=True)
 
     def close(self) -> None:
         """Remove the hooks and write what is left; a second call does nothing.
@@ -106,6 +106,9 @@ class LoopscopeCallback(TrainerCallback):
         transformers tells a callback nothing when training raises: where the trainer outlives that, use the callback
         in a `with` statement around ``trainer.train()``.
         """
+        self._close(together=False)  # other ranks may not come here
+
+    def _close(self, *, together: bool) -> None:
         run, self.run = self.run, None
         tap, self._tap = self._tap, None
         begun, self._begun = self._begun, None
@@ -115,7 +118,7 @@ class LoopscopeCallback(TrainerCallback):
             return
         if begun is not None:
             run.drop_step("training ended within it")
-        run.close()
+        run.close(together=together)
 
     def __enter__(self) -> LoopscopeCallback:
         return self
