@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from loopscope.capture.errors import ReconcileError
+from loopscope.capture.self_seen import self_seen
 from loopscope.trace import TracePoint
 
 _NO_LONGER_A_BIAS = -1e3
@@ -65,7 +66,13 @@ def key_validity(mask: Any, shape: tuple[int, int], where: str = "attention_mask
             raise _unfit(where, mask, shape)
         visible = visible.reshape(batch, -1, *visible.shape[1:])
     if visible.ndim > 2:
-        visible = _seen_by_some_query(visible)
+        visible = _of_real_queries(visible)
+        if count := int(self_seen(visible, length).sum()):
+            raise MaskError(
+                f"{where} {list(mask.shape)}: {count} tokens see themselves and are seen by no other. They are "
+                f"padding, or sequences of one token; the mask does not say which. {FIX}"
+            )
+        visible = visible.flatten(1, -2).any(dim=1)
     return visible[:, -length:].expand(batch, length)
 
 
@@ -136,14 +143,14 @@ def _is_of_queries(visible: Tensor, shape: tuple[int, int], where: str) -> bool:
     return False
 
 
-def _seen_by_some_query(visible: Tensor) -> Tensor:
-    """[B, ..., Q, K] → [B, K]. A query that may see nothing is often let see everything, so that its softmax is
-    finite: where others see less, what it alone sees is padding. The last one of a causal mask sees all by right."""
+def _of_real_queries(visible: Tensor) -> Tensor:
+    """[B, ..., Q, K] without what padding sees. A query that may see nothing is often let see everything, so that its
+    softmax is finite: where others see less, what it alone sees is padding. The last one of a causal mask sees all by
+    right."""
     sees_all = visible.all(dim=-1, keepdim=True)
     by_right = sees_all.all(dim=-2, keepdim=True)
     last = torch.arange(visible.shape[-2], device=visible.device)[:, None] == visible.shape[-2] - 1
-    seen = (visible & (~sees_all | by_right | last)).flatten(1, -2)
-    return seen.any(dim=1)
+    return visible & (~sees_all | by_right | last)
 
 
 def _of_block_mask(mask: Any, shape: tuple[int, int], where: str) -> Tensor:
