@@ -1,8 +1,4 @@
-"""A random training without loopscope and the same one with it: what each ended with, and what the rows should say.
-
-The oracle listens to what experts and layers are called with and return, never to a router. It belongs to the training
-without loopscope; where both are bit-equal, it holds for the other as well.
-"""
+"""A random training without loopscope and the same one with it: what each ended with."""
 
 from __future__ import annotations
 
@@ -10,8 +6,7 @@ import contextlib
 import hashlib
 import pickle
 import random
-from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,11 +15,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from random_configurations import Batch, Configuration, batches, build
+from random_families import LOOPED, looped_plan
+from random_oracle import Oracle
+from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 import loopscope
 
-LAYERS = ".layers."
+RESUMED = 3
+"""The step that a second attachment begins with."""
 
 
 @dataclass
@@ -38,188 +37,275 @@ class Ending:
     """Norm before clipping, each step, bit for bit."""
     buffers: str = ""
     optimizer: str = ""
+    hooks: int = 0
+    """Hooks that are left on the model, but for the oracle's."""
     python_rng: str = ""
     numpy_rng: str = ""
     torch_rng: str = ""
     error: str = ""
 
 
-@dataclass
-class Oracle:
-    """What experts were really handed and blocks really returned, of valid tokens, by step and layer."""
-
-    counts: dict[tuple[int, int], Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
-    experts: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Layer → (E, k)."""
-    norms: dict[tuple[int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
-    """Norm of each valid token."""
-    task: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """Cross-entropy of each forward."""
-    total: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
-    at: tuple[int, Batch] | None = None
-    """(step, batch) while a forward of training runs; None outside, recompute included."""
-
-    def install(self, model: Any) -> list[Any]:
-        """Hooks on every layer and its experts."""
-        handles = []
-        for name, module in model.named_modules():
-            _, found, rest = f".{name}".partition(LAYERS)
-            number, _, within = rest.partition(".")
-            if not found or not number.isdigit():
-                continue
-            layer = int(number)
-            if not within:
-                handles.append(module.register_forward_hook(self._layer(layer)))
-            elif within == "mlp.input_linear":  # JetMoE: experts get their tokens sorted
-                moe = model.get_submodule(name.rpartition(".")[0])
-                handles.append(module.register_forward_pre_hook(self._sorted(layer, moe), with_kwargs=True))
-            elif within.endswith(".experts") and type(module).__name__.endswith("Experts"):
-                handles.append(module.register_forward_pre_hook(self._indexed(layer), with_kwargs=True))
-        return handles
-
-    def _layer(self, layer: int) -> Any:
-        def hook(module: Any, args: Any, output: Any) -> None:
-            if self.at is not None:
-                step, batch = self.at
-                hidden = output[0] if isinstance(output, tuple) else output
-                norms = hidden.detach().double().norm(dim=-1)[batch.valid]
-                self.norms[step, layer] += norms.tolist()
-
-        return hook
-
-    def _indexed(self, layer: int) -> Any:
-        def hook(module: Any, args: Any, kwargs: Any) -> None:
-            if self.at is not None:
-                step, batch = self.at
-                index = next(each for each in (*args, *kwargs.values()) if not each.is_floating_point())
-                self.experts[layer] = (int(module.num_experts), index.shape[-1])
-                self.counts[step, layer].update(
-                    index.reshape(*batch.valid.shape, -1)[batch.valid].flatten().tolist()
-                )
-
-        return hook
-
-    def _sorted(self, layer: int, moe: Any) -> Any:
-        seen: list[torch.Tensor] = []
-        moe.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach().clone()))
-
-        def hook(module: Any, args: Any, kwargs: Any) -> None:
-            tokens = seen.pop().flatten(0, 1)
-            if self.at is None:
-                return
-            step, batch = self.at
-            rows, sizes = args
-            # Which token a row is, the row itself says; tokens that are alike were routed alike.
-            alike, good = Counter(map(_bits, tokens)), Counter(map(_bits, tokens[batch.valid.flatten()]))
-            handed = Counter(
-                (expert, _bits(row))
-                for expert, part in enumerate(rows.split([int(s) for s in sizes]))
-                for row in part
-            )
-            for (expert, row), count in handed.items():
-                self.counts[step, layer][expert] += count * good[row] // alike[row]
-            self.experts[layer] = (len(sizes), len(rows) // len(tokens))
-
-        return hook
-
-    def loss(self, output: Any) -> None:
-        """Take the parts of one forward's loss."""
-        assert self.at is not None
-        step, batch = self.at
-        labels = batch.arguments["labels"][:, 1:]
-        logits = output.logits.detach().float()[:, :-1].flatten(0, 1)
-        self.task[step].append(float(torch.nn.functional.cross_entropy(logits, labels.flatten())))
-        self.total[step].append(float(output.loss.detach()))
+class InjectedError(Exception):
+    """One of the failures that a loop outlives."""
 
 
-def _bits(row: torch.Tensor) -> bytes:
-    return pickle.dumps(row.detach().double().tolist())
+def plan_of(configuration: Configuration, model: Any) -> dict[str, Any] | None:
+    """The capture plan that a user of this model writes; None: `attach(model)` alone."""
+    return looped_plan(model) if configuration.family == LOOPED else None
 
 
 def train(configuration: Configuration, *, out: Path | None = None, oracle: Oracle | None = None) -> Ending:
     """Train; with loopscope where `out` is given. An exception is part of the ending."""
-    rank = dist.get_rank() if configuration.ranks > 1 else 0
-    ending = Ending()
-    model = build(configuration)
-    data = batches(configuration, rank)
-    seed = configuration.number * 10 + rank
-    random.seed(seed), np.random.seed(seed), torch.manual_seed(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4)  # 1e-8 is 0 in half precision
-    handles = [] if oracle is None else oracle.install(model)
+    training = _Training(configuration, out, oracle)
     try:
-        with contextlib.ExitStack() as stack:
-            run = None
-            if out is not None:
-                count = configuration.microbatches[0] if configuration.told == "counted" else 1
-                run = stack.enter_context(loopscope.attach(model, out=out, every=1, num_microbatches=count))
-            for _ in _steps(configuration, model, optimizer, data, run, oracle, ending):
-                pass
+        training.run()
     except Exception as error:  # noqa: BLE001 - a training that ends is what is looked for
-        ending.error = f"{type(error).__name__}: {error}"
-    for handle in handles:
-        handle.remove()
-    ending.parameters = _hash([*model.parameters()])
-    ending.buffers = _hash([*model.buffers()])
-    ending.optimizer = _hash([value for state in optimizer.state.values() for value in state.values()])
-    states = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
-    ending.python_rng, ending.numpy_rng, ending.torch_rng = (
-        hashlib.sha256(pickle.dumps(state)).hexdigest() for state in states
-    )
-    return ending
+        training.ending.error = f"{type(error).__name__}: {error}"
+    return training.ended()
 
 
-def _steps(
-    configuration: Configuration,
-    model: Any,
-    optimizer: Any,
-    data: list[list[Batch]],
-    run: Any,
-    oracle: Oracle | None,
-    ending: Ending,
-) -> Iterator[None]:
-    forward = torch.nn.parallel.DistributedDataParallel(model) if configuration.ddp else model
-    for step, group in enumerate(data, start=1):
-        if run is not None and configuration.told != "counted":
-            number = len(group) if configuration.told == "begin_step and number" else None
-            run.begin_step(step, num_microbatches=number)
+class _Training:
+    def __init__(self, configuration: Configuration, out: Path | None, oracle: Oracle | None) -> None:
+        self.configuration, self.out, self.oracle = configuration, out, oracle
+        self.rank = dist.get_rank() if configuration.ranks > 1 else 0
+        self.ending = Ending()
+        self.model: Any = build(configuration)
+        self.data = batches(configuration, self.rank)
+        seed = configuration.number * 10 + self.rank
+        random.seed(seed), np.random.seed(seed), torch.manual_seed(seed)
+        self.forward: Any = self.model
+        if configuration.parallel == "ddp":
+            unused = not configuration.is_strict  # experts of their own, of which a batch may use none
+            self.forward = torch.nn.parallel.DistributedDataParallel(
+                self.model, find_unused_parameters=unused
+            )
+        elif configuration.parallel == "fsdp":
+            self._shard()
+        self.optimizers = self._made()
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
+        self.run_: Any = None
+        self.updates = 0
+        self.logged: set[int] = set()
+        self.handles = [] if oracle is None else oracle.install(self.model)
+
+    def _shard(self) -> None:
+        from torch.distributed.fsdp import fully_shard
+
+        for layer in self.model.model.layers:
+            fully_shard(layer)
+        fully_shard(self.model)
+
+    def _made(self) -> list[torch.optim.Optimizer]:
+        parameters, update = [*self.model.parameters()], self.configuration.update
+        if update == "lbfgs":
+            return [torch.optim.LBFGS(parameters, lr=0.01, max_iter=2)]
+        if update == "closure":
+            return [torch.optim.SGD(parameters, lr=0.01)]
+        half = len(parameters) // 2
+        groups = {
+            "two optimizers": [parameters[:half], parameters[half:]],
+            "in backward": [[p] for p in parameters],
+        }
+        made = groups.get(update, [parameters])
+        found: list[torch.optim.Optimizer] = []
+        found += [
+            torch.optim.AdamW(group, lr=1e-3, eps=1e-4) for group in made
+        ]  # 1e-8 is 0 in half precision
+        if update == "in backward":
+            for parameter, optimizer in zip(parameters, found, strict=True):
+                parameter.register_post_accumulate_grad_hook(_stepping(optimizer))
+        return found
+
+    def run(self) -> None:
+        """Every step; the second attachment goes on with the first one's run."""
+        if not self.configuration.resumes:
+            return self._steps(1, self.data)
+        self._steps(1, self.data[: RESUMED - 1])
+        self._steps(RESUMED, self.data[RESUMED - 1 :])
+        return None
+
+    def _steps(self, first: int, data: list[list[Batch]]) -> None:
+        with contextlib.ExitStack() as stack:
+            if self.out is not None:
+                self.run_ = stack.enter_context(self._attached(first))
+            for step, group in enumerate(data, start=first):
+                self._step(step, group)
+
+    def _attached(self, first: int) -> Any:
+        configuration = self.configuration
+        options: dict[str, Any] = {"plan": plan_of(configuration, self.model), "first_step": first}
+        if configuration.told == "counted":
+            options["num_microbatches"] = configuration.microbatches[0]
+        elif configuration.told == "optimizer":
+            options["optimizer"] = self.optimizers if len(self.optimizers) > 1 else self.optimizers[0]
+            options["first_step"] = self.updates + 1
+        return loopscope.attach(self.model, out=self.out or "", every=1, resume=first > 1, **options)
+
+    def _step(self, step: int, group: list[Batch]) -> None:
+        configuration = self.configuration
+        if self.run_ is not None and configuration.told.startswith("begin_step"):
+            number = len(group) if configuration.told.endswith("number") else None
+            self.run_.begin_step(step, num_microbatches=number)
+        if configuration.update in ("closure", "lbfgs"):
+            for optimizer in self.optimizers:
+                optimizer.step(lambda: self._gradients(step, group))
+        else:
+            self._gradients(step, group)
+            self._update(step)
+        self.updates += not self._skips(step)
+        if configuration.evaluates == "between steps":
+            self.model.eval()
+            with torch.no_grad():
+                self._call(group[0])
+            self.model.train()
+
+    def _skips(self, step: int) -> bool:
+        return self.configuration.update == "scaler" and step == 2
+
+    def _gradients(self, step: int, group: list[Batch]) -> float:
+        """Forwards and backwards of one group; the mean loss."""
+        configuration, total = self.configuration, 0.0
+        if configuration.update != "in backward":
+            for optimizer in self.optimizers:
+                optimizer.zero_grad()
+        # An update that a scaler skips is none: where the optimizer tells, its forwards count to the next one.
+        counted = self.updates + 1 if configuration.told == "optimizer" else step
         for index, batch in enumerate(group):
-            if configuration.fails and (step, index) == (2, 0):
-                with contextlib.suppress(ValueError, RuntimeError):
-                    _forward(configuration, forward, {**batch.arguments, "labels": torch.zeros(1, 3).long()})
-            if oracle is not None:
-                oracle.at = (step, batch)
-            output = _forward(configuration, forward, batch.arguments)
-            if oracle is not None:
-                oracle.loss(output)
-                oracle.at = None
-            ending.losses.append(float(output.loss.detach()).hex())
-            (output.loss / len(group)).backward()
-        if configuration.ranks > 1 and not configuration.ddp:
-            for parameter in model.parameters():
+            if (step, index) == (2, 0) and configuration.fails:
+                self._fail(batch)
+            if configuration.evaluates == "between microbatches":
+                with torch.no_grad():
+                    self._call(batch)
+            if self.oracle is not None:
+                self.oracle.begin(batch)
+            output, loss = self._call(batch)
+            if self.oracle is not None:
+                self.oracle.end(counted, batch, _logits(output, batch), loss)
+            self.ending.losses.append(float(loss.detach()).hex())
+            scaled = loss / len(group)
+            if configuration.update == "scaler":
+                scaled = self.scaler.scale(scaled)
+            self._log(loss, last=index == len(group) - 1)
+            scaled.backward()
+            total += float(loss.detach()) / len(group)
+        if configuration.ranks > 1 and configuration.parallel == "all-reduce":
+            for parameter in self.model.parameters():
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 dist.all_reduce(parameter.grad)
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        ending.gradients.append(float(norm).hex())
+        return total
+
+    def _log(self, loss: torch.Tensor, *, last: bool) -> None:
+        """Say the loss where the model does not, once a step."""
+        if self.run_ is not None and self.configuration.loss == "loop" and last:
+            if self.run_.step not in self.logged:
+                self.run_.log_loss(float(loss.detach()))
+            self.logged.add(self.run_.step)
+
+    def _update(self, step: int) -> None:
+        if self.configuration.update == "in backward":
+            return
+        if self._skips(step):
+            next(p for p in self.model.parameters() if p.grad is not None).grad.fill_(float("inf"))
+        if self.configuration.update == "scaler":
+            for optimizer in self.optimizers:
+                self.scaler.step(optimizer)
+            self.scaler.update()
+        else:
+            norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.ending.gradients.append(
+                float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm).hex()
+            )
+            for optimizer in self.optimizers:
+                optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+
+    def _fail(self, batch: Batch) -> None:
+        """A forward that raises, as one that runs out of memory does; the loop tries again."""
+        layers = [
+            module for name, module in self.model.named_modules() if type(module).__name__.endswith("Layer")
+        ]
+        inside = layers[len(layers) // 2] if layers else next(self.model.children())
+        head = getattr(self.model, "get_output_embeddings", lambda: getattr(self.model, "head", None))()
+        module = inside if self.configuration.fails == "within" or head is None else head
+        handle = module.register_forward_hook(_raising)
+        with contextlib.suppress(InjectedError):
+            self._call(batch)
+        handle.remove()
+
+    def _call(self, batch: Batch) -> tuple[Any, torch.Tensor]:
+        """One forward, and what backward runs on."""
+        configuration = self.configuration
+        given = dict(batch.arguments)
+        if configuration.family != LOOPED:
+            given["use_cache"] = False
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=configuration.dtype == "autocast"):
+            if configuration.checkpoint == "model" and torch.is_grad_enabled():
+                output = checkpoint(self.forward, use_reentrant=False, **given)
+            else:
+                output = self.forward(**given)
+        if configuration.loss == "model":
+            return output, output.loss
+        if (logits := _logits(output, batch)) is None:
+            first = output if isinstance(output, torch.Tensor) else output.to_tuple()[0]
+            return output, first.float().square().mean()
+        return output, cross_entropy(
+            logits.float()[:, :-1].flatten(0, 1), batch.labels[:, 1:].flatten(), label_smoothing=0.1
+        )
+
+    def ended(self) -> Ending:
+        """The ending of it all."""
+        ending, model = self.ending, self.model
+        for handle in self.handles:
+            handle.remove()
+        ending.hooks = sum(
+            len(part._forward_hooks) + len(part._forward_pre_hooks) for part in model.modules()
+        )
+        ending.parameters = _hash([*model.parameters()])
+        ending.buffers = _hash([*model.buffers()])
+        states = [state for optimizer in self.optimizers for state in optimizer.state.values()]
+        ending.optimizer = _hash([value for state in states for value in state.values()])
+        rng = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+        ending.python_rng, ending.numpy_rng, ending.torch_rng = (
+            hashlib.sha256(pickle.dumps(state)).hexdigest() for state in rng
+        )
+        return ending
+
+
+def _stepping(optimizer: torch.optim.Optimizer) -> Callable[..., None]:
+    def hook(parameter: torch.Tensor) -> None:
         optimizer.step()
         optimizer.zero_grad()
-        if configuration.evaluates and step == 1:
-            model.eval()
-            with torch.no_grad():
-                model(**group[0].arguments)
-            model.train()
-        yield
+
+    return hook
 
 
-def _forward(configuration: Configuration, model: Any, arguments: Any) -> Any:
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=configuration.dtype == "autocast"):
-        if configuration.checkpoint == "model":
-            return checkpoint(model, use_reentrant=False, use_cache=False, **arguments)
-        return model(**arguments, use_cache=False)
+def _raising(*_: Any) -> None:
+    raise InjectedError
 
 
-def _hash(tensors: list[Any]) -> str:
+def _logits(output: Any, batch: Batch) -> torch.Tensor | None:
+    """Scores of the next token, where the model gives them."""
+    found = output if isinstance(output, torch.Tensor) else getattr(output, "logits", None)
+    if found is None or found.ndim != 3 or found.shape[:2] != batch.labels.shape:
+        return None
+    return found if found.shape[-1] > int(batch.labels.max()) else None
+
+
+def _hash(values: list[Any]) -> str:
     found = hashlib.sha256()
-    for tensor in tensors:
-        found.update(pickle.dumps(tensor.detach().double().tolist()))
+    for value in _flat(values):
+        if isinstance(value, torch.Tensor):
+            local = value.to_local() if hasattr(value, "to_local") else value
+            value = local.detach().double().tolist()
+        found.update(pickle.dumps(value))
     return found.hexdigest()
+
+
+def _flat(values: list[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _flat(list(value))
+        else:
+            yield value
