@@ -7,8 +7,8 @@ failed), `trace_incomplete` (microbatches that never came), `no_valid_token`, `c
 `weights_not_normalised`, `index_out_of_range`, `probabilities_as_logits`, `metric_failed`. What an integration
 adds: `probe_cost` (share of the time so far), `probe_failed`, `probe_skipped`, `probe_stretched`,
 `probe_every_not_reached`, `offline_probe_done` (all rows of a checkpoint are written). Of trackers:
-`tracker_started`, `tracker_failed`, `tracker_keys`. Of the store: `dropped_rows`, `fsync_failed`, `upload_failed`;
-of rows that were written by hand, `nonfinite` and `bad_value` (values that are null instead).
+`tracker_started`, `tracker_failed`, `tracker_keys`. Of the store: `dropped_rows`, `fsync_failed`, `upload_failed`,
+`disk_filling`; of rows that were written by hand, `nonfinite` and `bad_value` (values that are null instead).
 """
 
 import json

@@ -24,6 +24,7 @@ from loopscope.store.schema import TableSchema
 from loopscope.store.write import endings
 from loopscope.store.write.journal_chain import JournalChain
 from loopscope.store.write.row_check import RowMender
+from loopscope.store.write.space import SpaceForecast
 from loopscope.store.write.standing import Standing
 
 OnError = Literal["record", "raise"]
@@ -71,6 +72,8 @@ class JournalWriter:
         self._look_at = 0.0
         self._warn_at = 1
         self._reported: dict[str, int] = {}
+        self.space: SpaceForecast | None = None
+        """How long the disk lasts; of one writer of a run."""
         self._mender = RowMender()
         self.on_error: OnError = options.on_error
         self.run_id, self.attempt = header.run_id, header.attempt
@@ -260,6 +263,17 @@ class JournalWriter:
         self._chain.sync(self._options.fsync_s)
         with self._mutex:
             self._chain.retire_old()
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """Say that the disk is filling up, while there is space to say it."""
+        forecast = None if self.space is None else self.space.look()
+        if forecast is not None:
+            _log.warning("loopscope: the disk is filling up: %s", forecast.detail)
+            with self._mutex:
+                self._note(
+                    "disk_filling", severity=forecast.severity, value=forecast.hours, detail=forecast.detail
+                )
 
     def _look(self, pending: int = 0) -> None:
         """See whether what is written still counts; `pending` rows are about to be written. Under the mutex."""

@@ -43,6 +43,11 @@ class Ownership:
             where=self._folder.path,
         )
 
+    @property
+    def owns(self) -> bool:
+        """True where this process owns the run."""
+        return self._owner is not None
+
     def own(self) -> bool:
         """Own the run; False where this process does already. Raises as `lock`: somebody may have taken it over."""
         if self._owner is not None and self._owner.is_mine():

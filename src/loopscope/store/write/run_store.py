@@ -40,6 +40,7 @@ from loopscope.store.write.journal_chain import header_of
 from loopscope.store.write.journal_writer import JournalWriter, OnError
 from loopscope.store.write.mirrored import MirroredRun
 from loopscope.store.write.ownership import Ownership
+from loopscope.store.write.space import SpaceForecast
 
 Tables = Mapping[str, TableSchema]
 _log = logging.getLogger("loopscope.store")
@@ -281,6 +282,8 @@ class RunStore:
             on_closed=self._forget,
             seal_on_close=self._seal_writer,
         )
+        if self._ownership.owns:  # one of a run's writers looks at the disk for all
+            rows.space = SpaceForecast(lambda: self._folder.pinned)
         self._writers.append(rows)
         self._background.add(rows.tick)
         if self._mirror is not None:
