@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Any
 from loopscope.capture.runtime import ForwardObserver
 from loopscope.errors import ConfigError, TraceError
 from loopscope.session.custom import CustomMetrics
-from loopscope.session.losses import LossLog, as_components
+from loopscope.session.loss_calls import LossCalls
 from loopscope.session.optimizers import on_step
 from loopscope.session.ranks import decide, loss_merge, rank_and_world, rank_reducer
 from loopscope.session.run import Loopscope
 from loopscope.session.step_count import StepCount
 from loopscope.session.unseen import Unseen
-from loopscope.trace import LossComponents, TraceMeta
+from loopscope.trace import TraceMeta
 
 if TYPE_CHECKING:
     from loopscope.capture.adapter import Adapter, Recording
     from loopscope.capture.settings import RunSettings
-    from loopscope.collect import Collector
     from loopscope.session.config import LoopscopeConfig
 
 _log = logging.getLogger("loopscope.session")
@@ -30,7 +29,7 @@ _log = logging.getLogger("loopscope.session")
 _ATTACHED: set[int] = set()
 
 
-class Attachment:
+class Attachment(LossCalls):
     """What `loopscope.attach` gives: a context manager around the training loop.
 
     Hooks are there between `open` and `close` (``with`` calls both), and are removed also when training raises.
@@ -47,6 +46,7 @@ class Attachment:
         meshes: Mapping[str, Any],
         optimizers: tuple[Any, ...] = (),
     ) -> None:
+        super().__init__()
         self.adapter = adapter
         self.settings = settings
         self.facts = facts
@@ -70,7 +70,6 @@ class Attachment:
         self._unseen = Unseen()
         self._observer: ForwardObserver | None = None
         self._forget_optimizers: Callable[[], None]
-        self._losses = LossLog()
         self._lr: float | None = None
         self._custom: CustomMetrics | None = None
         self._expects_trace = True
@@ -124,6 +123,7 @@ class Attachment:
             self._session.close()
             raise
         _ATTACHED.add(id(model))
+        self._was_opened = True
         return self
 
     def close(self, *, expects_trace: bool = True, together: bool = True) -> None:
@@ -158,15 +158,6 @@ class Attachment:
     # -- for the training loop --------------------------------------------------------------------------------------
 
     @property
-    def collector(self) -> Collector:
-        """The run's collector. TraceError before `open`."""
-        if self._session.collector is None:
-            raise TraceError(
-                "the model is not attached; expected `with loopscope.attach(...) as run:` around this."
-            )
-        return self._session.collector
-
-    @property
     def step(self) -> int:
         """The optimizer step of the last training forward; one less than the first before it."""
         return self._count.step
@@ -189,67 +180,36 @@ class Attachment:
         The step before ends with that, if `end_step` did not end it.
 
         Args:
-            step: 1-based.
+            step: 1-based; behind the last one that was begun.
             num_microbatches: forwards of this step; None: as many as come until it ends.
             lr: learning rate of the update.
             tokens_seen: training tokens of all ranks up to and including this step.
         """
-        self._count.end()
-        self._lr, self._tokens_seen = lr, tokens_seen
-        self._count.begin(step, num_microbatches)
+        with self._kept("begin_step", event="no_trace"):
+            self._count.end()
+            self._lr, self._tokens_seen = lr, tokens_seen
+            try:
+                self._count.begin(step, num_microbatches)
+            except ConfigError:
+                self._count.by_hand()  # nobody knows whose the coming forwards are: they have no rows
+                raise
 
     def end_step(self, *, tokens_seen: int | None = None) -> None:
         """Say that no further forward of the current step comes: its optimizer has stepped, or skipped.
 
         `tokens_seen` as in `begin_step`, where they are known only now.
         """
-        if tokens_seen is not None:
-            self.collector.begin_step(self.step, tokens_seen=tokens_seen)
-        self._count.end()
+        with self._kept("end_step"):
+            if tokens_seen is not None:
+                self.collector.begin_step(self.step, tokens_seen=tokens_seen)
+            self._count.end()
 
     def drop_step(self, why: str) -> None:
         """Say that the current step did not come to its end: it has no rows, and where it was traced an event."""
-        self._losses.drop(self.step)
-        self.collector.skip_trace(self.step, why, failed=False)
-        self._count.drop()
-
-    def log_step(
-        self,
-        step: int,
-        *,
-        loss: Any = None,
-        grad_norm: Any = None,
-        lr: float | None = None,
-        objective: str | None = None,
-    ) -> None:
-        """Say what the trainer itself knows of a step whose loss is read from the model's output.
-
-        Args:
-            step: the step, whose `loss` row is not written yet: the current one, or the one before it.
-            loss: what backward ran on, over all microbatches and ranks; a number, or a scalar on its device. With it
-                the closure of the row is a check: it is compared with what the model's output says.
-            grad_norm: norm before clipping; as `loss`.
-            lr: learning rate of the update.
-            objective: why the objective is not what the model's output says, where it is not: its factors and the
-                closure are then null with this reason.
-        """
-        self._losses.told(step, total=loss, grad_norm=grad_norm, lr=lr, objective=objective)
-
-    def log_loss(
-        self, loss: float | LossComponents, *, grad_norm: float | None = None, lr: float | None = None
-    ) -> None:
-        """Write the `loss` row of the current step, for models whose output does not tell the loss.
-
-        Args:
-            loss: the objective of all ranks, where it is cross-entropy alone; else all six components.
-            grad_norm: norm before clipping.
-            lr: learning rate of the update.
-        """
-        if not self._count.has_begun:
-            raise ConfigError("log_loss() came before the first training forward; expected it after one.")
-        components, absent = as_components(loss)
-        self._losses.stop_reading()
-        self.collector.on_metrics_step(self.step, components, grad_norm, lr, absent=absent)
+        with self._kept("drop_step"):
+            self._losses.drop(self.step)
+            self.collector.skip_trace(self.step, why, failed=False)
+            self._count.drop()
 
     def trace_meta(self) -> TraceMeta:
         """For ``run_probe_forward(model, ids, meta=run.trace_meta(), ...)``, whose forward is recorded as well.
@@ -340,11 +300,3 @@ class Attachment:
         if self._counts:
             self._read_loss(kwargs, output)
             self._count.done()
-
-    def _read_loss(self, kwargs: Mapping[str, Any], output: Any) -> None:
-        with self._losses.guarded(self.collector, self.step, raises=self._raises):
-            self._losses.read(self.adapter, self.step, self._lr, kwargs, output)
-
-    def _write_losses(self, ahead: int = 0, together: bool = True) -> None:
-        with self._losses.guarded(self.collector, self.step, raises=self._raises):
-            self._losses.write(self.collector, self.step + ahead, together=together)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -59,17 +58,6 @@ class LossLog:
             raise
         if parts is not None:
             self.add(step, parts, lr)
-
-    @contextmanager
-    def guarded(self, collector: Collector, step: int, *, raises: bool) -> Iterator[None]:
-        """Makes a critical event of what goes wrong with a loss, unless it `raises`."""
-        try:
-            yield
-        except Exception as error:  # a configuration or an output that nobody foresaw, a rank that is gone
-            if raises:
-                raise
-            detail = f"losses of the model's output are missing: {type(error).__name__}: {error}"
-            collector.record_event(step, "loss_unread", "critical", detail=detail)
 
     def stop_reading(self) -> None:
         """The loop tells its losses itself."""

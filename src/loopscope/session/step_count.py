@@ -1,6 +1,10 @@
 """Which optimizer step, and which microbatch of it, a training forward belongs to."""
 
+import operator
 from collections.abc import Callable
+from typing import Any
+
+from loopscope.errors import ConfigError
 
 
 class StepCount:
@@ -51,10 +55,30 @@ class StepCount:
         return self.num_microbatches is not None and self.microbatch + 1 >= self.num_microbatches
 
     def begin(self, step: int, num_microbatches: int | None) -> None:
-        """A step begins, by hand; the one before it ends."""
+        """A step begins, by hand; the one before it ends.
+
+        Raises:
+            ConfigError: it is no step behind the last one, or its forwards are no number.
+        """
         self.end()
-        self._by_hand, self.num_microbatches = True, num_microbatches
-        self._start(step)
+        number, forwards = _whole(step, "step"), num_microbatches
+        if forwards is not None:
+            forwards = _whole(forwards, "num_microbatches")
+        if number < self._first_step:
+            raise ConfigError(
+                f"step is {number}, expected {self._first_step} (`first_step` of attach) or more."
+            )
+        if self._by_hand and self.has_begun and number <= self.step:
+            raise ConfigError(
+                f"step is {number}, expected more than {self.step}: each begins once, in order."
+            )
+        self._by_hand, self.num_microbatches = True, forwards
+        self._start(number)
+
+    def by_hand(self) -> None:
+        """Steps are told, and none is open: forwards belong to none until the next begins."""
+        self.end()
+        self._by_hand = True
 
     def forward(self) -> bool:
         """A training forward begins; False where it belongs to no step (outside those that are told by hand)."""
@@ -103,3 +127,13 @@ class StepCount:
         self.step, self.microbatch = step, -1
         self._ended_step = min(self._ended_step, step - 1)
         self._started(step)
+
+
+def _whole(value: Any, name: str) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = 0
+    if number < 1 or value is True:
+        raise ConfigError(f"{name} is {value!r}, expected an integer >= 1.")
+    return number
