@@ -5,6 +5,7 @@ mix-up of before and after softmax never becomes a plausible number.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from loopscope.capture.scores import (
     expected_weights,
     kept_groups,
     scores_of,
+    zero_filled,
 )
 
 __all__ = [
@@ -211,7 +213,11 @@ def _contradicts(by: Tensor, used: Tensor, spec: RoutingSpec, error: float) -> T
         limit = (lowest + error * lowest.abs() if error else lowest).unsqueeze(-1)
         wrong = (others & (by > limit)).sum(dim=-1) + used.sum(dim=-1) > spec.top_k
         wrong &= used.any(dim=-1)
-    return wrong if wrong_group is None else wrong | wrong_group
+    if wrong_group is None:
+        return wrong
+    # Some models give the experts of other groups 0 instead of the lowest score, and choose one over a negative score.
+    alone = replace(spec, num_groups=None, groups_per_token=None)
+    return (wrong | wrong_group) & _contradicts(zero_filled(by, spec), used, alone, error)
 
 
 def _differ(found: Tensor, expected: Tensor, tolerance: float) -> Tensor:

@@ -79,9 +79,11 @@ def ranking_scores(raw: Routing, spec: RoutingSpec, scores: Tensor) -> Tensor | 
         return by
     idx, real = raw.chosen(spec)
     used = torch.zeros_like(raw.logits, dtype=torch.int64).scatter_add_(-1, idx, real.long()) > 0
-    kept, _ = kept_groups(choice_scores(raw, spec, scores), used, spec, 0.0)
+    chosen_by = choice_scores(raw, spec, scores)
+    kept, elsewhere = kept_groups(chosen_by, used, spec, 0.0)
     lowest = by.masked_fill(~kept, float("inf")).amin(dim=-1, keepdim=True)
-    return torch.where(kept, by, lowest)
+    ranked = torch.where(kept, by, lowest)
+    return torch.where(elsewhere.unsqueeze(-1), zero_filled(chosen_by, spec), ranked)
 
 
 def candidates(raw: Routing, spec: RoutingSpec, scores: Tensor) -> Iterator[tuple[Tensor, float]]:
@@ -129,8 +131,7 @@ def kept_groups(by: Tensor, used: Tensor, spec: RoutingSpec, error: float) -> tu
     assert spec.num_groups is not None
     assert spec.groups_per_token is not None
     members = by.reshape(*by.shape[:-1], spec.num_groups, -1)
-    best = {"top2_sum": min(2, members.shape[-1]), "maximum": 1, "sum": members.shape[-1]}[spec.group_score]
-    worth = members.topk(best, dim=-1).values.sum(dim=-1)
+    worth = _worth_of_groups(by, spec)
     ordered = worth.topk(spec.groups_per_token + 1, dim=-1).values
     last_in, first_out = ordered[..., -2:-1], ordered[..., -1:]
     slack = error * worth.abs().amax(dim=-1, keepdim=True)
@@ -138,6 +139,23 @@ def kept_groups(by: Tensor, used: Tensor, spec: RoutingSpec, error: float) -> tu
     kept = in_use | (worth > first_out + slack)
     wrong = (in_use & (worth < last_in - slack)).any(dim=-1) | (kept.sum(dim=-1) > spec.groups_per_token)
     return kept.unsqueeze(-1).expand(members.shape).flatten(-2), wrong
+
+
+def zero_filled(by: Tensor, spec: RoutingSpec) -> Tensor:
+    """[N, W]: choice scores that are 0, not lowest, in groups that were not kept: where a score of a kept group is
+    negative, such a model chooses from the other groups."""
+    assert spec.num_groups is not None
+    assert spec.groups_per_token is not None
+    worth = _worth_of_groups(by, spec)
+    best = torch.zeros_like(worth, dtype=torch.bool)
+    best.scatter_(-1, worth.topk(spec.groups_per_token, dim=-1).indices, True)
+    return by.masked_fill(~best.repeat_interleave(by.shape[-1] // spec.num_groups, dim=-1), 0.0)
+
+
+def _worth_of_groups(by: Tensor, spec: RoutingSpec) -> Tensor:
+    members = by.reshape(*by.shape[:-1], spec.num_groups or 1, -1)
+    best = {"top2_sum": min(2, members.shape[-1]), "maximum": 1, "sum": members.shape[-1]}[spec.group_score]
+    return members.topk(best, dim=-1).values.sum(dim=-1)
 
 
 def expected_weights(
