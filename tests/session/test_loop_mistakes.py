@@ -102,6 +102,16 @@ def test_a_step_that_was_before_has_no_rows(tmp_path: Path) -> None:
     ]
 
 
+def test_a_step_that_begins_again_with_nothing_in_it_is_the_same(tmp_path: Path) -> None:
+    def says(run: Any) -> None:
+        run.begin_step(2, lr=0.5)
+        run.begin_step(2, lr=0.25)
+
+    run = trained(tmp_path / "run", says)
+    assert critical(run) == []
+    assert {row["step"] for row in run.arrow("residual").to_pylist()} == {1, 2}
+
+
 def test_numbers_of_other_kinds_are_steps(tmp_path: Path) -> None:
     run = trained(
         tmp_path / "run", lambda run: run.begin_step(torch.tensor(2), num_microbatches=torch.tensor(1))

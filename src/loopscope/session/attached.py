@@ -186,7 +186,6 @@ class Attachment(LossCalls):
             tokens_seen: training tokens of all ranks up to and including this step.
         """
         with self._kept("begin_step", event="no_trace"):
-            self._count.end()
             self._lr, self._tokens_seen = lr, tokens_seen
             try:
                 self._count.begin(step, num_microbatches)

@@ -60,18 +60,20 @@ class StepCount:
         Raises:
             ConfigError: it is no step behind the last one, or its forwards are no number.
         """
-        self.end()
         number, forwards = _whole(step, "step"), num_microbatches
         if forwards is not None:
             forwards = _whole(forwards, "num_microbatches")
-        if number < self._first_step:
-            raise ConfigError(
-                f"step is {number}, expected {self._first_step} (`first_step` of attach) or more."
-            )
-        if self._by_hand and self.has_begun and number <= self.step:
-            raise ConfigError(
-                f"step is {number}, expected more than {self.step}: each begins once, in order."
-            )
+        # Begun again with nothing in it, it is the same step: a batch was skipped, or its forward failed.
+        if not (self.is_open and number == self.step and self.microbatch < 0):
+            self.end()
+            if number < self._first_step:
+                raise ConfigError(
+                    f"step is {number}, expected {self._first_step} (`first_step` of attach) or more."
+                )
+            if self._by_hand and self.has_begun and number <= self.step:
+                raise ConfigError(
+                    f"step is {number}, expected more than {self.step}: each begins once, in order."
+                )
         self._by_hand, self.num_microbatches = True, forwards
         self._start(number)
 

@@ -117,7 +117,7 @@ class LightningSteps:
             return
         if losses:
             run.drop_step("training ended within it")
-        run.close(expects_trace=trained)
+        run.close(expects_trace=trained, together=trained)
 
 
 def loopscope_callback(out: str | Path, every: int = 10, *, part: Part = None, **options: Any) -> Any:
