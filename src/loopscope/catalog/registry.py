@@ -19,6 +19,7 @@ from loopscope.catalog.tables import (
     probe_specialisation,
     residual,
     router,
+    system,
     transition,
 )
 
@@ -39,6 +40,7 @@ TABLES: Mapping[str, TableSpec] = MappingProxyType(
             probe_specialisation,
             probe_saturation,
             health,
+            system,
             attempt,
         )
     }

@@ -102,13 +102,13 @@ class Collector:
         return self._rows.dropped
 
     def begin_step(self, step: int, *, tokens_seen: int | None = None) -> None:
-        """Note when `step` begins; call it before the step's callbacks.
-
-        Args:
-            step: 1-based optimizer step; said again it tells its tokens, and does not begin anew.
-            tokens_seen: training tokens of all ranks up to and including this step; None where unknown.
-        """
+        """Note when `step` begins, before its callbacks, and the tokens of all ranks up to and including it; said again
+        it tells its tokens, and does not begin anew."""
         self._rows.clock.begin(step, tokens_seen)
+
+    def last_step(self) -> int:
+        """The last step that has ended."""
+        return self._rows.clock.last()
 
     def on_metrics_step(
         self,

@@ -69,6 +69,10 @@ class StepClock:
         else:
             steps[step] = known if tokens_seen is None else (known[0], known[1], tokens_seen)
 
+    def last(self) -> int:
+        """The last step that has ended: the one before that which began last; 0 before the first."""
+        return max(max(self._steps, default=1) - 1, 0)
+
     def columns(self, step: int) -> RowDict:
         """`tokens_seen`, `elapsed_s` (since the attempt began) and `wall_time` (UTC) of `step`."""
         began, since_1970, tokens_seen = self._steps.get(step) or (time.monotonic(), time.time(), None)

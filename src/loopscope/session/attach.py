@@ -38,6 +38,7 @@ def attach(
     meshes: Mapping[str, Any] | None = None,
     mirror: str = "",
     preempted_by: Iterable[str] = (),
+    system_every_s: float = 10.0,
     trackers: Iterable[str] = (),
     alerts: AlertConfig | None = None,
     **options: Any,
@@ -73,6 +74,7 @@ def attach(
         mirror: URL or absolute path at which a copy of everything sealed is kept; empty for nowhere.
         preempted_by: what the scheduler sends, makes or sets before it takes the machine away: "SIGUSR1", "file:PATH",
             "env:NAME" (a variable that this process sets).
+        system_every_s: seconds between two samples of the machine's own figures, where psutil is installed; 0: none.
         trackers: "wandb", "tensorboard", or what another package registered; a W&B run that is under way is written
             into, not another one started.
         alerts: bounds of the alert rules, and where alerts are sent besides the log and the health table.
@@ -120,6 +122,7 @@ def attach(
         resume=resume,
         mirror=mirror,
         preempted_by=tuple(preempted_by),
+        system_every_s=system_every_s,
         trackers=settings.trackers,
         alerts=settings.alerts,
     )

@@ -40,6 +40,8 @@ class LoopscopeConfig:
     preempted_by: tuple[str, ...] = ()
     """What the scheduler sends, makes or sets before it takes the machine away: "SIGUSR1", "file:PATH", "env:NAME" (a
     variable that the training itself sets). A run that ends so is "preempted", unless a rank recorded an error."""
+    system_every_s: float = 10.0
+    """Seconds between two samples of the machine's own figures (table `system`, extra `system`); 0 turns them off."""
     alerts: AlertConfig = field(default_factory=AlertConfig)
     """The alert rules' bounds, and where alerts are sent besides the log and the health table."""
 
@@ -55,6 +57,10 @@ class LoopscopeConfig:
         if self.on_error not in get_args(OnError):
             raise ConfigError(
                 f"on_error is {self.on_error!r}, expected 'record' (count errors, go on) or 'raise' (stop)"
+            )
+        if not isinstance(self.system_every_s, int | float) or not 0 <= self.system_every_s < float("inf"):
+            raise ConfigError(
+                f"system_every_s is {self.system_every_s!r}, expected seconds >= 0; 0 turns it off"
             )
         check_mirror(self.mirror)
         object.__setattr__(self, "preempted_by", check_preempted_by(self.preempted_by))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
 from typing import Any, ClassVar, TypeVar
 
@@ -25,16 +24,18 @@ from loopscope.session.alerting import alert_observer, with_alerts
 from loopscope.session.config import LoopscopeConfig
 from loopscope.session.protocols import Decide, Encoded, TracedModel
 from loopscope.session.schedule import is_probe_step, is_trace_step
+from loopscope.session.system import start_system
+from loopscope.session.versions import versions
 from loopscope.store import RunStore, StoreOptions
 from loopscope.store.attempts import read_attempts
 from loopscope.store.mirror.remote import refuse_mirror
 from loopscope.store.redact import redact
+from loopscope.store.write.journal_writer import JournalWriter
+from loopscope.system import SystemSampler
 from loopscope.trace import TraceMeta, VisitSpec
 from loopscope.trackers import TrackerObserver, TrackerStart, start_trackers
 
 T = TypeVar("T")
-
-_REPORTED = ("torch", "torchtitan", "transformers", "numpy", "pyarrow")
 
 
 class Loopscope:
@@ -65,6 +66,7 @@ class Loopscope:
         self._shared_trackers: Mapping[str, Any] = {}
         self._sinks: Mapping[str, NoticeSink] = {}
         self._store: RunStore | None = None
+        self._system: SystemSampler | None = None
         self._corpus: ProbeCorpus | None = None
         self._rank, self._world_size = 0, 1
         self._decide: Decide = _alone
@@ -196,14 +198,16 @@ class Loopscope:
             run_id=store.run_id, attempt=self.attempt, rank=self._rank, world_size=self._world_size
         )
         writer: RowWriter = NullWriter()
+        own: JournalWriter | None = None
         writes = self._reducer is None or self._reducer.is_writer or self.config.per_rank
         if writes:
-            writer = store.writer(
+            own = store.writer(
                 attempt=self.attempt, writer=f"r{self._rank:05d}", on_error=self.config.on_error
             )
+            writer = own
             if self.config.mirror and self._rank:
                 # Rank 0 copies the run, but cannot know when the others have closed.
-                store.mirror_to(self.config.mirror, only=writer.name)
+                store.mirror_to(self.config.mirror, only=own.name)
         else:
             store.attend(attempt=self.attempt, name=f"r{self._rank:05d}")
         alerts = None
@@ -229,6 +233,10 @@ class Loopscope:
             reducer=self._reducer,
             per_rank=self.config.per_rank,
         )
+        self._system = start_system(
+            store, own, attempt=self.attempt, rank=self._rank, every_s=self.config.system_every_s,
+            step=self.collector.last_step,
+        )  # fmt: skip
         return self.collector
 
     def start(self, model: TracedModel) -> Collector:
@@ -256,6 +264,9 @@ class Loopscope:
 
     def close(self) -> None:
         """Write what is left, close the run. A second call does nothing."""
+        if self._system is not None:
+            self._system.stop()
+        self._system = None
         collector, self.collector = self.collector, None
         if collector is not None:
             collector.close()
@@ -323,7 +334,7 @@ class Loopscope:
             expected_visits=[asdict(visit) for visit in self._expected],
             trace_meta=None if meta is None else asdict(meta),
             configuration={"loopscope": self.config.as_plain(), "trainer": configuration},
-            versions=_versions(),
+            versions=versions(),
             options=self._options(),
         )
 
@@ -333,13 +344,3 @@ class Loopscope:
 
 def _alone(make: Callable[[], T], /) -> T:
     return make()
-
-
-def _versions() -> dict[str, str]:
-    found = {"loopscope": loopscope.__version__}
-    for name in _REPORTED:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found

@@ -33,6 +33,8 @@ class LoopscopeOptions:
     """Keep a copy of everything sealed at this URL (s3://bucket/runs/one) or absolute path."""
     preempted_by: tuple[str, ...] = ()
     """What the scheduler sends, makes or sets before it takes the machine away: SIGUSR1, file:PATH or env:NAME."""
+    system_every_s: float = 10.0
+    """Seconds between two samples of the machine's own figures; 0 turns them off."""
     resume: bool = False
     """Continue the run in `out` from its latest checkpoint, as a new attempt."""
     probe_deep_every: int = 0
@@ -83,6 +85,7 @@ class LoopscopeOptions:
             resume=self.resume,
             mirror=self.mirror,
             preempted_by=self.preempted_by,
+            system_every_s=self.system_every_s,
             trackers=trackers,
             alerts=self.alerts,
         )
