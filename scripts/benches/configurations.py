@@ -2,10 +2,10 @@
 
     scripts/bench configurations [--count 500] [--seed 0] [--only 17 42] [--families mixtral ...] [--notes FILE]
 
-Draws families, dtypes, masks, gradient accumulation, activation recompute and ranks. Each configuration is trained
-twice, without loopscope and with it; what both ended with is compared bit for bit, and every row with hooks on the
-experts' inputs, the layers' outputs and the losses. One configuration is run again by its number and the seed. Prints
-a line per fault and, as its last line, one JSON object; exits with 1 where there is any fault.
+What is drawn, and what was found, is in docs/capture/checked.md. Each configuration is trained twice, without loopscope
+and with it; what both ended with is compared bit for bit, and every row with hooks on the experts' inputs, the layers'
+outputs and the losses. One configuration is run again by its number and the seed. Prints a line per fault and, as its
+last line, one JSON object; exits with 1 where there is any fault.
 """
 
 from __future__ import annotations
