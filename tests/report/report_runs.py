@@ -54,6 +54,7 @@ def generated_run(path: Path, shape: Shape | None = None, *, name: str = "genera
         "residual": _residual(shape, traced, visits, generator),
         "transition": _transition(shape, traced, generator),
         "health": _health(traced, len(visits)),
+        "system": _system(traced),
         **probe_tables(shape, visits, np.random.default_rng([seed, 1])),
     }
     for table, columns in tables.items():
@@ -146,4 +147,23 @@ def _health(traced: np.ndarray, visits: int) -> dict[str, Any]:
     return {
         "step": np.repeat(traced, 2), "event": ["coverage", "timing"] * count, "severity": "info",
         "value": np.tile([1.0, 0.01], count), "count": np.tile([visits, 1], count),
+    }  # fmt: skip
+
+
+def _system(traced: np.ndarray) -> dict[str, Any]:
+    """A machine and one accelerator, sampled at every traced step."""
+    count = len(traced)
+    when = np.datetime64("2026-01-01T00:00:00", "us") + np.arange(count) * np.timedelta64(10, "s")
+
+    def of(host: float, card: float | None) -> list[float | None]:
+        return [host, card] * count
+
+    return {
+        "step": np.repeat(traced, 2), "host": "node1", "device": ["host", "gpu0"] * count,
+        "sampled_at": pa.array(np.repeat(when, 2)).cast(pa.timestamp("us", "UTC")), "rank": None,
+        "interval_s": of(10.0, None), "cpu_percent": of(60.0, None), "memory_used": of(2e10, None),
+        "memory_total": of(1e11, None), "process_memory": of(5e9, None), "disk_read": of(1e6, None),
+        "disk_written": of(2e6, None), "net_received": of(3e6, None), "net_sent": of(4e6, None),
+        "gpu_percent": [None, 97.0] * count, "gpu_memory_percent": [None, 40.0] * count,
+        "gpu_memory_used": [None, 6e10] * count, "power": [None, 650.0] * count, "temperature": [None, 61.0] * count,
     }  # fmt: skip

@@ -8,6 +8,7 @@ import pyarrow.compute as pc
 
 from loopscope.analysis.records import value
 from loopscope.report.chart import Chart, Section
+from loopscope.report.charts import machine
 from loopscope.report.queries import LINE_BUCKETS, RunQueries
 from loopscope.report.widgets import Mark, line_data, lines, x_step
 
@@ -114,6 +115,7 @@ def training(queries: RunQueries) -> Section:
             log=least is None or least > 0, marks=spikes,
         ),
         chart("lr", "lr", "Learning rate", "Of the step's update.", "lr", zero=True),
+        *machine.charts(queries),
     ]  # fmt: skip
     return Section(id="speed", nav="Training", title="Training", charts=charts)
 
