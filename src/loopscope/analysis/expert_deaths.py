@@ -73,14 +73,14 @@ def _stretches(
     steps_T: npt.NDArray[np.int64], counts_TE: npt.NDArray[np.int64], expected: float
 ) -> list[dict[str, Any]]:
     """Stretches of one visit; T traces in order, E experts."""
-    due_T = counts_TE.sum(axis=1) / counts_TE.shape[1]
-    summed_T = np.concatenate([[0.0], np.cumsum(due_T)])
+    # Whole numbers until the end: sums of thirds would fall short of a bound that is met exactly.
+    summed_T = np.concatenate([[0], np.cumsum(counts_TE.sum(axis=1))])
     found = []
     for expert in np.flatnonzero((counts_TE == 0).any(axis=0)):
         silent_T = np.concatenate([[False], counts_TE[:, expert] == 0, [False]])
         edges = np.flatnonzero(silent_T[1:] != silent_T[:-1]).tolist()
         for begin, end in zip(edges[::2], edges[1::2], strict=True):
-            due = float(summed_T[end] - summed_T[begin])
+            due = float(summed_T[end] - summed_T[begin]) / counts_TE.shape[1]
             if due >= expected:
                 found.append(
                     {
